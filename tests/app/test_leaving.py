@@ -10,6 +10,7 @@ import pytest
 
 from spantrain.app import worker
 from spantrain.app.live_requests import DRAIN, ask_to_drain, requests_heard
+from spantrain.app.training.run_folder import alone_in
 from spantrain.cli.failure import told_interrupt
 from spantrain.errors import ConfigError
 from testing.patience import PATIENCE_S
@@ -141,5 +142,9 @@ def test_a_device_is_asked_for_by_a_file_in_the_folder_of_a_run_under_way(tmp_pa
                     ask_to_drain(tmp_path, name)
             ask_to_drain(tmp_path, "lab-1")
             assert sorted(file.name for file in (tmp_path / DRAIN).iterdir()) == [".devices", "lab-1"]
+            with alone_in(tmp_path):
+                ask_to_drain(tmp_path, "lab-1")
+            with refused:  # its process was killed: the lock is free, and the folder still there
+                ask_to_drain(tmp_path, "lab-1")
         with refused:
             ask_to_drain(tmp_path, "lab-1")

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from spantrain.config.files.text_files import locked_file
 from spantrain.errors import ConfigError
 
-DRAIN, FAULTS = "drain", "faults"
-"""Devices that are to leave, and faults that are to be made."""
+DRAIN, FAULTS, LOCK_FILE = "drain", "faults", ".lock"
+"""Devices that are to leave, faults that are to be made, and the file that a run's process has locked."""
 _NAMES = ".devices"
 """A file there, with the names of all devices that can be asked for."""
 _ANSWER, _DRAFT = ".answer-", ".draft-"
@@ -38,8 +39,10 @@ def ask(run: Path, device: str, kind: str, text: str, *, nowhere: str) -> None:
             cannot be read or written to.
     """
     folder = run / kind
-    if not folder.is_dir():
-        raise ConfigError(f"{run}: {nowhere}")
+    lock = run / LOCK_FILE
+    with suppress(OSError):  # nobody else can lock it while the run is under way
+        if not folder.is_dir() or (lock.is_file() and locked_file(lock).close() is None):
+            raise ConfigError(f"{run}: {nowhere}")
     try:
         names = (folder / _NAMES).read_text().splitlines()
         if device not in names:

@@ -67,11 +67,10 @@ class BatchWorkers(StartedWorkers):
             (folder / TOKEN_FILE).unlink(missing_ok=True)
 
     def _watch(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(_LOOK_S):
             for site in self.wanted.by_site:
                 with contextlib.suppress(WorkerError):  # asked again
                     self.look(site)
-            self._stop.wait(_LOOK_S)
 
     def token_folders(self) -> Sequence[Path]:
         """Return where jobs look for the file with the token."""

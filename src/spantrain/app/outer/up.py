@@ -104,11 +104,10 @@ def _asked(reach: Callable[[], tuple[str, str] | None], stop: threading.Event, *
     answers: _Answers = SimpleQueue()
 
     def ask() -> None:
-        while not stop.is_set():
+        while not stop.wait(every_s):
             if (found := reach()) is not None:
                 well = _ask(*found)
                 answers.put((time.monotonic(), well))
-            stop.wait(every_s)
 
     threading.Thread(target=ask, name="asks the master", daemon=True).start()
     return answers

@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spantrain.app.live_requests import LOCK_FILE
 from spantrain.app.training.metrics import METRICS_FILE
 from spantrain.app.watching.view import VIEW_FILE
 from spantrain.config import artefacts
@@ -38,7 +39,6 @@ RUN_FILE = "run.json"
 TRACE_FILE = "trace.json"
 DECISIONS_FILE = "decisions.jsonl"
 SWITCHES_FILE = "switches.jsonl"
-_LOCK_FILE = ".lock"
 _MAX_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
 
@@ -249,7 +249,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked_file(folder / _LOCK_FILE))
+            stack.enter_context(locked_file(folder / LOCK_FILE))
         except BlockingIOError:
             raise ConfigError(f"{folder}: a run is under way there; wait, stop it, or name another folder") from None
         except OSError:
@@ -263,7 +263,7 @@ def check_not_under_way(folder: Path) -> None:
     Raises:
         ConfigError: it is one.
     """
-    if (folder / _LOCK_FILE).is_file():
+    if (folder / LOCK_FILE).is_file():
         with alone_in(folder):
             pass
 

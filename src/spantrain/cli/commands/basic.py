@@ -222,10 +222,9 @@ def relay(
     )
 
     def ready(at: Address) -> None:
-        if json_:
-            typer.echo(json.dumps({"event": "ready", "listen": str(at), "ports": ports, "token_file": str(token_file)}))
-            return
-        typer.echo(f"Relay at {at}: forwards ports {ports} to those that dial out to it; tokens: {token_file}")
+        news = {"event": "ready", "listen": str(at), "ports": ports, "token_file": str(token_file)}
+        text = f"Relay at {at}: forwards ports {ports} to those that dial out to it; tokens: {token_file}"
+        typer.echo(json.dumps(news) if json_ else text)
 
     def told(news: RelayNews) -> None:
         typer.echo(json.dumps(to_json(news)) if json_ else str(news))
