@@ -80,7 +80,7 @@ class JoinToken(Record):
         if not clean.startswith(_PREFIX) or len(body) != _SECRET_BYTES + _FINGERPRINT_BYTES or check != _check(body):
             raise UsageError(
                 f"the join token is cut or mistyped (got {len(clean)} characters, wanted "
-                f"{len(_PREFIX) + 64} that begin with {_PREFIX!r}): copy it again from the coordinator's output"
+                f"{len(_PREFIX) + 64} that begin with {_PREFIX!r}): copy it again, whole, from where it was printed"
             )
         return cls(secret=body[:_SECRET_BYTES], fingerprint=body[_SECRET_BYTES:])
 
