@@ -21,7 +21,8 @@ from spantrain.reach.code import PackedCode
 from spantrain.reach.kept import KeptMachine
 from spantrain.reach.machines import Machine, this_machine
 from spantrain.reach.programs import keeper
-from testing.patience import PATIENCE_S
+from testing.machines import tool
+from testing.patience import PATIENCE_S, until
 
 FOREVER = ["-c", "import os, time; print(os.getpid(), flush=True); time.sleep(1000)"]
 
@@ -67,6 +68,21 @@ def is_gone(pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
         psutil.Process(pid).wait(PATIENCE_S)
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_one_that_is_cut_off_while_it_is_started_is_told_once(kept, heard, tmp_path, monkeypatch):
+    """Else it would be started again twice, and the second would be refused, and taken for the first one's end."""
+    tool(tmp_path, "ssh", "sleep 0.3; exit 255")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    machine, told = kept(Machine(name="lab", way="ssh", target="lab")), []
+    try:
+        machine.start("a", FOREVER, {})
+    except PeerLostError as error:
+        told.append(str(error))
+    until(lambda: machine.is_cut_off)
+    told += [how for _, how in iter(lambda: heard.ends.get_nowait() if heard.ends.qsize() else None, None)]
+    assert len(told) == 1
+    assert "cannot be reached" in told[0]
 
 
 def test_what_workers_print_and_how_they_end_is_heard(kept, heard):

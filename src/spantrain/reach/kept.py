@@ -104,10 +104,15 @@ class KeptMachine(StartedProgram):
         """Start a worker: the words behind the interpreter's, in the code's folder.
 
         Raises:
-            PeerLostError: it cannot be started.
+            PeerLostError: it cannot be started; one that is cut off meanwhile is told as ended.
         """
         self._running.add(name)
-        self._ask({"do": "start", "name": name, "words": list(words), "environment": dict(environment)})
+        try:
+            self._ask({"do": "start", "name": name, "words": list(words), "environment": dict(environment)})
+        except PeerLostError:
+            if name in self._running:  # else it is told as one that has ended
+                self._running.discard(name)
+                raise
 
     def close(self) -> None:
         """End the workers that are still there, and the keeper."""
@@ -120,9 +125,7 @@ class KeptMachine(StartedProgram):
                 self._write(json.dumps(request).encode() + b"\n" + behind)
                 answer = self._answers.get(timeout=within_s)
         except queue.Empty:
-            raise PeerLostError(
-                f"{self.machine}: no answer in {within_s:.0f} s; see whether it is overloaded"
-            ) from None
+            raise PeerLostError(f"{self.machine}: no answer in {within_s:.0f} s; is it overloaded?") from None
         if answer is None:
             self._answers.put(None)  # for whoever asks next
             raise PeerLostError(f"{self.machine}: {self._why_gone()}")
@@ -143,8 +146,9 @@ class KeptMachine(StartedProgram):
                     noise += 1
         if noise > _MAX_NOISE:
             self._process.kill()
+        gone, self._running = self._running, set()
         self._answers.put(None)
-        for name in sorted(self._running):
+        for name in sorted(gone):
             self._ended(name, f"its machine {self.machine} is cut off: {self._why_gone()}")
 
     def _take(self, said: KeeperLine) -> None:

@@ -84,12 +84,11 @@ class RayWorkers(StartedWorkers):
             raise PeerLostError(f"Ray has no room for {bundles}; see `ray status`")
         options, actor = self._way.options, self._ray.remote(WorkerActor)
         for number, device in enumerate(devices):
-            gpus = int("GPU" in bundles[number])
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
             placed = actor.options(
                 scheduling_strategy=strategy,
                 num_cpus=1,
-                num_gpus=gpus,
+                num_gpus=int("GPU" in bundles[number]),
                 max_restarts=self._way.restarts,
                 max_task_retries=self._way.restarts,
             )

@@ -178,11 +178,10 @@ class StartedByHand(StartedWorkers):
 
     def start(self, join: str, token: str) -> None:
         """Say what is to be started."""
-        devices = self.wanted.devices
         self.reporter.note(
-            f"Waiting for {len(devices)} workers; on each machine run:\n"
+            f"Waiting for {len(self.wanted.devices)} workers; on each machine run:\n"
             f"  {join_command(join, token, 'DEVICE')}\n"
-            f"  with DEVICE one of {', '.join(devices)}"
+            f"  with DEVICE one of {', '.join(self.wanted.devices)}"
         )
 
     def close(self) -> None:

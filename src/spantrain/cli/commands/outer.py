@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -227,7 +226,6 @@ def _say_up(found: "OuterUp", config_path: Path, *, as_json: bool) -> None:
             f"  spantrain outer run {quote(str(config_path))} --cluster NAME -- COMMAND...\n"
             f"  spantrain outer status {quote(str(config_path))}"
         )
-    sys.stdout.flush()
 
 
 def _status(status: "MasterStatus") -> RenderableType:
