@@ -240,3 +240,23 @@ def test_the_server_ends_with_who_has_started_it_however_that_ends(folder):
             return
         time.sleep(0.05)
     raise AssertionError("it is still there")
+
+
+NO_MORE_FILES = """
+import resource, socket
+from spantrain.app.watching.server import in_thread
+
+listening = socket.create_server(("127.0.0.1", 0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (1, 64))
+try:
+    with in_thread({}, listening, token="t", host="h"):
+        pass
+except OSError as error:
+    print(error.strerror)
+"""
+
+
+def test_where_no_more_files_can_be_open_it_is_told_and_nothing_waits():
+    line = [sys.executable, "-c", NO_MORE_FILES]
+    ended = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.stdout == "Too many open files\n"

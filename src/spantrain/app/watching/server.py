@@ -24,7 +24,6 @@ from functools import partial
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
-from queue import Queue
 
 from spantrain.app.watching.metrics_text import metrics_of_view
 from spantrain.core.records import Record
@@ -246,14 +245,11 @@ def text_resource(make: Callable[[], str]) -> Resource:
 
 def _read(path: Path) -> tuple[bytes | None, str, float]:
     """Return a file's content, its entity tag and its age in seconds; None as its content if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            about = os.fstat(file.fileno())
-            age_s = max(0.0, time.time() - about.st_mtime)
-            if about.st_size <= _FILE_BYTES:
-                return file.read(_FILE_BYTES), f'"{about.st_mtime_ns:x}-{about.st_size:x}"', age_s
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        age_s = max(0.0, time.time() - about.st_mtime)
+        if about.st_size <= _FILE_BYTES:
+            return file.read(_FILE_BYTES), f'"{about.st_mtime_ns:x}-{about.st_size:x}"', age_s
     return None, "", 0.0
 
 
@@ -273,21 +269,24 @@ def in_thread(
 ) -> Iterator[None]:
     """Serve beside what is done inside."""
     server = PageServer(found, token=token, host=host, request_s=request_s)
-    ends: Queue[Callable[[], object]] = Queue()
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
         task = loop.create_task(server.run(listening))
-        ends.put(lambda: loop.call_soon_threadsafe(ended.set))
         await ended.wait()
         task.cancel()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), name="page", daemon=True)
+    def run() -> None:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run, name="page", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ends.get()()
+        with contextlib.suppress(RuntimeError):  # the loop is closed where the thread has ended
+            loop.call_soon_threadsafe(ended.set)
         thread.join(_REQUEST_S)
 
 
