@@ -349,6 +349,24 @@ esac""",
     assert not (launch / "lab" / "token.env").exists()
 
 
+def test_a_pod_that_fails_is_told_whatever_kubectl_says_besides(wanted, options, tmp_path, monkeypatch):
+    """Its log may be gone with it, and an answer may be none."""
+    folder = tmp_path / "tools"
+    job = {"metadata": {"labels": {"jobset.sigs.k8s.io/replicatedjob-name": "w3"}}, "status": {"failed": 1}}
+    tool(
+        folder, "kubectl",
+        f"""case "$*" in *"get jobs"*)
+[ -e {folder}/asked ] && echo '{json.dumps({"items": [job]})}' || echo 'no answer'; touch {folder}/asked;;
+*" logs "*) exit 1;; esac""",
+    )  # fmt: skip
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    with KubernetesWay(options=replace(options, words={})).prepare(wanted, Told()) as workers:
+        workers.start(JOIN, TOKEN)
+        ends: dict[str, str] = {}
+        until(lambda: ends.update(workers.ended()) or ends)
+        assert ends == {"box": "its pod has failed"}
+
+
 def test_a_container_on_each_host_keeps_its_workers(wanted, options, tmp_path, monkeypatch):
     """Docker is told of the network, the GPUs, data and the image; what runs inside is what runs without."""
     folder, data = tmp_path / "tools", tmp_path / "data"

@@ -69,7 +69,7 @@ class BatchWorkers(StartedWorkers):
     def _watch(self) -> None:
         while not self._stop.wait(_LOOK_S):
             for site in self.wanted.by_site:
-                with contextlib.suppress(WorkerError):  # asked again
+                with contextlib.suppress(UsageError, WorkerError):  # asked again
                     self.look(site)
 
     def token_folders(self) -> Sequence[Path]:

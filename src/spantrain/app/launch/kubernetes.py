@@ -5,7 +5,6 @@ in that node's own network, so that workers of other clusters reach it.
 """
 
 import hashlib
-import json
 import re
 import socket
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ import yaml
 from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers
 from spantrain.app.launch.way import LaunchWay, WantedWorkers
 from spantrain.app.reporter import Reporter
+from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.cluster import Device
 from spantrain.errors import ConfigError, WorkerError
@@ -157,7 +157,7 @@ class KubernetesWorkers(BatchWorkers):
     def look(self, site: str) -> None:
         """Tell of workers whose job has failed."""
         chosen = f"--selector={_JOBSET}/jobset-name={set_name(self.wanted, site)}"
-        answer = json.loads(run_tool(self._kubectl(site, "get", "jobs", chosen, "--output=json")))
+        answer = parse_json(run_tool(self._kubectl(site, "get", "jobs", chosen, "--output=json")), "kubectl's jobs")
         failed = {
             job["metadata"]["labels"][f"{_JOBSET}/replicatedjob-name"]
             for job in answer["items"]
@@ -166,8 +166,8 @@ class KubernetesWorkers(BatchWorkers):
         for device, name in self.job_names.items():
             if name in failed and device not in self._told and self.wanted.cluster.device_by_name[device].site == site:
                 self._told.add(device)
-                self._fetch_log(site, device)
                 self.note_end(device, "its pod has failed")
+                self._fetch_log(site, device)  # there may be none
 
     def take_back(self, site: str) -> None:
         """Fetch the logs, and delete all that was applied."""
