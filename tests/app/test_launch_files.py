@@ -309,6 +309,14 @@ def test_jobs_of_slurm_are_submitted_looked_after_and_cancelled(wanted, options,
     assert not (tmp_path / "run" / "launch" / "token.env").exists()
 
 
+def test_a_job_is_cancelled_though_slurm_does_not_say_how_it_stands(wanted, options, tools, tmp_path):
+    (tools / "squeue").write_text("#!/bin/bash\necho 'slurm_load_jobs error: Socket timed out' >&2; exit 1\n")
+    with SlurmWay(options=replace(options, image=None)).prepare(wanted, Told()) as workers:
+        workers.start(JOIN, TOKEN)
+    assert (tools / "cancelled").exists()
+    assert not (tmp_path / "run" / "launch" / "token.env").exists()
+
+
 def test_data_that_a_node_lacks_is_named_in_its_log(wanted, options, tools, tmp_path):
     way = SlurmWay(options=replace(options, image=None))
     with way.prepare(wanted, Told()) as workers:

@@ -130,8 +130,6 @@ class SlurmWorkers(BatchWorkers):
         words = ["squeue", "--noheader", "--format=%T %r", f"--jobs={self._jobs[site]}"]
         try:
             found = run_tool(words).strip().splitlines()
-        except WorkerError as error:
-            if "Invalid job id" in str(error):
-                return "ended"
-            raise
+        except WorkerError as error:  # a controller that is busy says nothing: it is as it was
+            return "ended" if "Invalid job id" in str(error) else self._states.get(site, "")
         return found[0].removesuffix(" None") if found else "ended"
