@@ -3,6 +3,8 @@
 from spantrain.planner.strategies.registry import RegisteredStrategy
 from spantrain_studies.planners.alpa import alpa
 from spantrain_studies.planners.asteroid.strategy import asteroid
+from spantrain_studies.planners.asymmetric.hexiscale import hexiscale
+from spantrain_studies.planners.asymmetric.zorse import zorse
 from spantrain_studies.planners.dapple import dapple
 from spantrain_studies.planners.eddl import eddl
 from spantrain_studies.planners.exhaustive import exhaustive
@@ -20,6 +22,12 @@ ASTEROID = RegisteredStrategy(
 HETPIPE = RegisteredStrategy(propose=hetpipe, description="HetPipe's equal virtual workers, with a flush")
 ALPA = RegisteredStrategy(propose=alpa, description="Alpa's stages on alike submeshes of samples or tensors")
 METIS = RegisteredStrategy(propose=metis, description="Metis's uneven device groups with balanced samples and layers")
+HEXISCALE = RegisteredStrategy(
+    propose=hexiscale, description="HexiScale's even pipelines of unlike devices and tensor groups, by links"
+)
+ZORSE = RegisteredStrategy(
+    propose=zorse, description="Zorse's stages of devices that talk fast, of unlike kinds, with divided state"
+)
 SAILOR = RegisteredStrategy(
     propose=sailor, description="Sailor's choice of devices, tensor groups and equally wide stages"
 )
