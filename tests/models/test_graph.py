@@ -1,5 +1,8 @@
 """The unit graph: identical units, bytes, operations."""
 
+from dataclasses import replace
+from unittest.mock import Mock
+
 import pytest
 
 from spantrain.errors import ConfigError
@@ -47,6 +50,18 @@ def test_graph_under_autocast_halves_what_convolutions_send(small_spec):
     assert half.units[0].cut_bytes_per_sample * 2 == full.units[0].cut_bytes_per_sample
     assert half.units[1].activation_bytes_per_sample < full.units[1].activation_bytes_per_sample
     assert half.parameter_bytes == full.parameter_bytes
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "resnet"])
+def test_float16_holds_and_sends_what_bfloat16_does(small_spec, family, monkeypatch):
+    spec = small_spec(family)
+    found = build_graph(spec, dtype="float16")
+    monkeypatch.setattr("spantrain.models.graph._in_float16", Mock(side_effect=ConfigError("it runs in float16 alone")))
+    measured = build_graph(spec, dtype="float16")
+    classes = [unit.unit_class for unit in measured.units]
+    assert [replace(unit, unit_class=name) for unit, name in zip(found.units, classes, strict=True)] == [
+        *measured.units
+    ]
 
 
 def test_graph_of_a_spec_that_was_in_a_file_is_the_same(small_spec):

@@ -17,7 +17,7 @@ from spantrain.formats.precision import DTYPES, check_dtype, is_low
 from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import compiled_by, example_inputs, example_rows, unit_source
 from spantrain.models.execution.compiled import ONLY_CUT
-from spantrain.models.execution.measure import TWO, FlopMeter, held_behind, held_by_two, working_bytes
+from spantrain.models.execution.measure import TWO, FlopMeter, HeldBehind, held_behind, held_by_two, working_bytes
 from spantrain.models.execution.segment import autocast_dtype
 from spantrain.models.low_weights import frozen_rounded, with_low_weights
 from spantrain.models.statistics import trained_names_of
@@ -27,6 +27,7 @@ from spantrain.models.units import Rows, UnitModule
 
 _Batch = tuple[tuple[Tensor, ...], Rows]
 
+_FLOAT16 = {"bfloat16": "float16"}
 _SMALL, _LARGE = 1, 3
 """Batch sizes between which bytes held are compared: what does not grow with the batch is not counted."""
 
@@ -39,6 +40,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     identical units. Bytes held are what autograd saves, with the unit's inputs and outputs, without parameters; behind
     I also the gradients that W starts from. What members of a tensor-parallel group hold was measured on two of them.
     What operations need besides, while they run, is the most that they allocate in a whole pass, less what is held.
+    float16 is measured as bfloat16, which is as large: few processors have fast products of it.
 
     Args:
         spec: the model.
@@ -48,15 +50,14 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         ValueError: there is no such dtype.
         ConfigError: an unedited model cannot be built or followed, or its samples depend on each other.
     """
-    check_dtype(dtype)
-    units: list[Unit] = []
-    shared_bytes: dict[str, int] = {}
-    frozen_shared: set[str] = set()
-    measured: dict[str, Unit] = {}
+    if check_dtype(dtype) == "float16":
+        with contextlib.suppress(ConfigError):  # it may run in float16 alone
+            return _in_float16(build_graph(spec, dtype="bfloat16"))
+    units, measured, entering = list[Unit](), dict[str, Unit](), tuple[TensorSpec, ...]()
+    shared_bytes, frozen_shared = dict[str, int](), set[str]()
     source = unit_source(spec)
     checked = source.to_measure()
     example = example_rows(spec, 1)
-    entering: tuple[TensorSpec, ...] = ()
     for index in range(len(source.names)):
         module = source.empty(index)
         read = _tensor_specs([example[number] for number in module.reads], have_gradients=False)
@@ -80,6 +81,13 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         sums_samples=checked.sums_samples,
         left_out=checked.left_out,
     )
+
+
+def _in_float16(graph: UnitGraph) -> UnitGraph:
+    """Return a graph of bfloat16 with what crosses its cuts in float16."""
+    rows = [[replace(one, dtype=_FLOAT16.get(one.dtype, one.dtype)) for one in unit.outputs] for unit in graph.units]
+    units = zip(graph.units, rows, strict=True)
+    return replace(graph, units=tuple(replace(unit, outputs=tuple(outputs)) for unit, outputs in units))
 
 
 def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, ...]) -> str:
@@ -126,12 +134,11 @@ def _measure(
     frozen_rounded(empty, dtype)
     module.compiled_by = compiled_by(spec, ONLY_CUT)
     sums = sums_of(empty)
-    pieces = pieces_of(empty) if sums else ()
-    two = held_by_two(module, partial(batch, _SMALL), low, ends_model=last) if pieces else []
-    with_slices = bool(two) and divides_sequence(module)
-    sliced = (
-        held_by_two(module, partial(batch, _SMALL), low, ends_model=last, sequence_parallel=True) if with_slices else []
-    )
+    pieces, two, sliced = pieces_of(empty) if sums else (), list[HeldBehind](), list[HeldBehind]()
+    if pieces:
+        two = held_by_two(module, partial(batch, _SMALL), low, ends_model=last)
+    if two and divides_sequence(module):
+        sliced = held_by_two(module, partial(batch, _SMALL), low, ends_model=last, sequence_parallel=True)
     # Behind the copies for two: what is run as a stage has layers of other classes (`models.weight_gradients`).
     small, large = (held_behind(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE))
     held_bytes = math.ceil((large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL))

@@ -1,6 +1,5 @@
 """Members in processes of their own, joined by Gloo, and in threads."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,10 +100,13 @@ def test_a_member_that_fails_ends_those_that_wait_for_it() -> None:
         run_members(2, work)
 
 
-def test_threads_left_alone_give_up() -> None:
-    (alone, _) = ThreadGroup.together(2, timeout_s=0.01)
-    with pytest.raises(threading.BrokenBarrierError):
-        alone.all_reduce(torch.zeros(1))
+def test_a_member_that_waits_for_one_that_has_ended_is_told() -> None:
+    def work(group: ThreadGroup) -> None:
+        if group.rank == 1:
+            group.all_reduce(torch.zeros(1))
+
+    with pytest.raises(RuntimeError, match="1 of 2 members wait for an operation, the others have ended"):
+        run_members(2, work)
 
 
 def test_shares_must_be_those_of_the_group(small_spec) -> None:

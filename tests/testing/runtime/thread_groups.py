@@ -9,6 +9,7 @@ from spantrain.core.plan import Stage
 from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.runtime.gradients.groups import StageGroups, group_ranks
 from spantrain.runtime.gradients.members import MemberGroup
+from testing.patience import PATIENCE_S
 
 Mail = Mapping[tuple[int, int], queue.SimpleQueue[Tensor]]
 
@@ -18,7 +19,6 @@ class ThreadMembers(ThreadGroup):
 
     mail: Mail
     """By sender and receiver."""
-    patience_s = 60.0
     exchanging_s = 0.0
 
     @classmethod
@@ -26,7 +26,7 @@ class ThreadMembers(ThreadGroup):
         """Return the members of one group; one alone needs no others."""
         if size == 1:
             return [MemberGroup()]
-        members = [member for member in cls.together(size, timeout_s=cls.patience_s) if isinstance(member, cls)]
+        members = [member for member in cls.together(size) if isinstance(member, cls)]
         mail: Mail = {(a, b): queue.SimpleQueue() for a in range(size) for b in range(size) if a != b}
         for member in members:
             member.mail = mail
@@ -64,7 +64,7 @@ class ThreadMembers(ThreadGroup):
 
     def receive(self, tensor: Tensor, source: int) -> None:
         """Fill a tensor with what one member sends."""
-        found = self.mail[source, self.rank].get(timeout=self.patience_s)
+        found = self.mail[source, self.rank].get(timeout=PATIENCE_S)
         assert found.shape == tensor.shape, f"unlike shapes: {tuple(found.shape)}, {tuple(tensor.shape)}"
         tensor.copy_(found)
 

@@ -43,7 +43,7 @@ class TensorGroup(Protocol):
 class ThreadGroup:
     """Members in threads of one process: the fake, for tests and for trying a division without processes."""
 
-    def __init__(self, barrier: threading.Barrier, laid_down: list[Tensor], rank: int) -> None:
+    def __init__(self, barrier: threading.Barrier, laid_down: list[Tensor | None], rank: int) -> None:
         """Use `together`, which makes all members at once: they lay tensors down and take up the others'."""
         self._barrier = barrier
         self._laid_down = laid_down
@@ -53,9 +53,9 @@ class ThreadGroup:
         """What was called, in order, with the tensor's shape."""
 
     @classmethod
-    def together(cls, size: int, *, timeout_s: float = 60.0) -> list["ThreadGroup"]:
-        """Return the members of one group; a member that waits longer for another gives up."""
-        barrier, laid_down = threading.Barrier(size, timeout=timeout_s), [torch.empty(0)] * size
+    def together(cls, size: int) -> list["ThreadGroup"]:
+        """Return the members of one group."""
+        barrier, laid_down = threading.Barrier(size), list[Tensor | None]([None] * size)
         return [cls(barrier, laid_down, rank) for rank in range(size)]
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -84,11 +84,13 @@ class ThreadGroup:
         """Give up: members that wait for this one fail at once."""
         self._barrier.abort()
 
-    def _exchange(self, tensor: Tensor) -> list[Tensor]:
+    def _exchange(self, tensor: Tensor | None) -> list[Tensor]:
         self._laid_down[self.rank] = tensor
         self._barrier.wait()
-        parts = list(self._laid_down)
+        parts = [part for part in self._laid_down if part is not None]
         self._barrier.wait()
+        if len(parts) != (0 if tensor is None else self.size):
+            raise RuntimeError(f"{len(parts)} of {self.size} members wait for an operation, the others have ended")
         return parts
 
 
@@ -110,7 +112,9 @@ def run_members(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
 
     def one(member: ThreadGroup) -> T:
         try:
-            return work(member)
+            found = work(member)
+            member._exchange(None)  # all have come to their end
+            return found
         except BaseException:
             member.leave()
             raise
@@ -127,9 +131,7 @@ class _Crossing(torch.autograd.Function):
     """One operation forward, and another one on the gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, there: Work, back: Work) -> Tensor:
         ctx.back = back
         return there(tensor)
 
@@ -139,8 +141,7 @@ class _Crossing(torch.autograd.Function):
 
 
 def _crossing(tensor: Tensor, there: Work, back: Work) -> Tensor:
-    found: Tensor = _Crossing.apply(tensor, there, back)  # type: ignore[no-untyped-call]
-    return found
+    return _Crossing.apply(tensor, there, back)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _sum(tensor: Tensor, group: TensorGroup) -> Tensor:
@@ -151,8 +152,7 @@ def _sum(tensor: Tensor, group: TensorGroup) -> Tensor:
 
 def _piece(tensor: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
     """Return a copy of the member's own piece."""
-    own = tensor.narrow(dim, sum(sizes[: group.rank]), sizes[group.rank])
-    return own.clone(memory_format=torch.contiguous_format)
+    return tensor.split_with_sizes(list(sizes), dim)[group.rank].clone(memory_format=torch.contiguous_format)
 
 
 def sum_parts(tensor: Tensor, group: TensorGroup) -> Tensor:

@@ -300,7 +300,10 @@ def _searcher(
     many, sizes = len(devices) > _MANY, job.micro_batch_sizes()
     if many:
         sizes = tuple(size for size in sizes if job.global_batch <= _MICRO_BATCHES_OF_MANY * size)
-    costs = _part_costs(request, wire_format, state_sharding)
+    costs = PartCosts(
+        request, weights_of(profile.cluster, request.objective, job.global_batch), grid_of(len(profile.graph.units)),
+        exact_sums=len(devices) <= _EXACT_UP_TO, wire_format=wire_format, state_sharding=state_sharding,
+    )  # fmt: skip
     blocks = blocks_of(profile, devices, costs)
     moves, cutter = Moves(costs, blocks.blocks, blocks.classes, sizes), Cutter(costs)
     budget = _ACTIONS_OF_MANY if many else _ACTIONS + _ACTIONS_BY_DEVICE * len(devices)
@@ -332,17 +335,6 @@ def _searcher(
             search.simulate(search.descend(shape, _ROUNDS))
         search.polish(_POLISHED)
     return search
-
-
-def _part_costs(request: PlanRequest, wire_format: WireFormat, state_sharding: StateSharding) -> PartCosts:
-    return PartCosts(
-        request,
-        weights_of(request.profile.cluster, request.objective, request.job.global_batch),
-        grid_of(len(request.profile.graph.units)),
-        exact_sums=len(request.devices) <= _EXACT_UP_TO,
-        wire_format=wire_format,
-        state_sharding=state_sharding,
-    )
 
 
 def _starts(solved: list[list[tuple[Score, PlanShape]]], *, short: bool, many: bool) -> list[PlanShape]:
