@@ -16,7 +16,7 @@ from spantrain.outer.policy.settings import OuterSettings
 from spantrain.outer.rules.nesterov import Nesterov
 from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
-from testing.patience import until
+from testing.patience import PATIENCE_S, until
 
 TICKET = Ticket(1, 1)
 LAYERS = tuple(Layer(name=f"{k}", parameters=(ParameterSpec(name=f"{k}.w", shape=(2,)),)) for k in (0, 1))
@@ -91,12 +91,12 @@ def test_what_was_to_be_done_over_a_connection_that_ended_is_left_out():
 
     def takes_long() -> None:
         busy.set()
-        assert go.wait(20.0)
+        assert go.wait(PATIENCE_S)
         ways.told.append("done")
 
     actions.do(takes_long)
     actions.do(lambda: actions.wire.forget(TICKET))
-    assert busy.wait(20.0)
+    assert busy.wait(PATIENCE_S)
     actions.connect()
     go.set()
     actions.do(lambda: actions.link.tell(BEAT))

@@ -69,7 +69,7 @@ def test_synchronous_clusters_are_diloco_by_the_fragment():
     rule, tokens = Nesterov(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}
     settings = settings_of(4, grace_s=1e6, common_rounds=False, ahead=0.0)
     models = {"a": small_model(0), "b": small_model(1)}
-    with MadeUpServer(rule=rule, shards=1, settings=settings) as server:
+    with MadeUpServer(rule=rule, shards=1, settings=settings, clock=lambda: 0.0) as server:
         outers = {
             name: server.optimizer(model.named_parameters(), name, inner_steps=4, layers=EACH)
             for name, model in models.items()

@@ -43,7 +43,8 @@ def test_one_cluster_with_rate_1_and_no_momentum_is_local_training(ahead):
 def test_synchronous_clusters_are_diloco():
     """Two clusters, an endless window: torch's Nesterov step on the mean by tokens of what both learned."""
     rule, tokens, rounds = Nesterov(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 4
-    server = MadeUpServer(rule=rule, settings=replace(ENDLESS, common_rounds=False, ahead=0.0))
+    settings = replace(ENDLESS, common_rounds=False, ahead=0.0)
+    server = MadeUpServer(rule=rule, settings=settings, clock=lambda: 0.0)
     models = {"a": small_model(0), "b": small_model(1)}
     outers = {name: server.optimizer(model.named_parameters(), name) for name, model in models.items()}
     server.begin(models)

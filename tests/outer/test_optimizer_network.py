@@ -127,7 +127,7 @@ def test_what_can_never_join_is_refused_at_once(master, token, cluster, told):
 
 
 def test_synchronous_clusters_are_diloco():
-    rule, tokens, rounds = Nesterov(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 24}, 3
+    rule, tokens, rounds = Nesterov(learning_rate=0.7, momentum=0.8), {"a": 8, "b": 16}, 3
     models = {"a": small_model(0), "b": small_model(1)}
     options = OuterOptions(wait_for_start_s=PATIENCE_S, wait_for_round_s=PATIENCE_S)
     endless = replace(AT_ONCE, grace_s=1e6, common_rounds=False, ahead=0.0)
@@ -141,7 +141,7 @@ def test_synchronous_clusters_are_diloco():
             )
             for name, model in models.items()
         }  # fmt: skip
-        train_together(models, outers, tokens, steps=2 * rounds)
+        train_together(models, outers, tokens, steps=2 * rounds, round_s=0.4)
     for model in models.values():
         close(dict(model.named_parameters()), diloco(rounds, tokens), by=1e-6)
 

@@ -153,7 +153,8 @@ def test_lines_are_left_out_of_the_worker_that_printed_them(monkeypatch):
         worker.wait()
         follows = threading.Thread(target=keeps._follow, args=(name, worker), daemon=True)
         follows.start()
-        follows.join(0.5)  # it waits for room to tell of the end
+        # It has told of the end, or waits for room to do so.
+        until(lambda follows=follows: keeps._outgoing.not_full._waiters or not follows.is_alive())
         told = {}
         while "ended" not in told:
             told = keeps._outgoing.get(timeout=PATIENCE_S)

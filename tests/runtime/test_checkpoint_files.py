@@ -22,6 +22,7 @@ from spantrain.runtime.checkpoint.tensor_file import Disk, TensorFiles
 from spantrain.runtime.gradients.optimizer import build_optimizer
 from spantrain.runtime.launch.launcher import LocalWorkers
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock
+from testing.patience import PATIENCE_S
 from testing.runtime.checkpoints import BATCH, JOB, Faulty, save, tensors_at, two_devices, whole_device
 from testing.runtime.runs import load_all, save_all
 
@@ -90,7 +91,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
 
     class Slow(Disk):
         def sync(self, stream: BinaryIO) -> None:
-            assert gate.wait(60)
+            assert gate.wait(PATIENCE_S)
             super().sync(stream)
 
     holding, optimizer = five_numbers(1.0)

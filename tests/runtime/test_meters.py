@@ -12,7 +12,7 @@ from spantrain.core.job import TrainJob
 from spantrain.devices.base import CpuDevice
 from spantrain.devices.meters import MeterReading, MeterThread, nvml_meters
 from spantrain.planner.engine.predict import predict
-from testing.patience import until
+from testing.patience import PATIENCE_S, until
 from testing.runtime.sessions import train_in_threads
 
 JOB = TrainJob(steps=6, seed=3, adapter="off")
@@ -103,7 +103,7 @@ def test_meters_are_asked_in_a_thread_that_ends():
         return SAID
 
     with MeterThread(read) as meters:
-        assert asked.wait(60)
+        assert asked.wait(PATIENCE_S)
         until(lambda: meters.latest == SAID)
     until(lambda: all(thread.name != "meters" for thread in threading.enumerate()))
     with MeterThread(None) as none:

@@ -1,7 +1,6 @@
 """Changes of plan that are known before a device is lost."""
 
 import threading
-import time
 from functools import partial
 
 import pytest
@@ -11,7 +10,7 @@ from spantrain.app.training.recovery.carry_on import PreparedChanges
 from spantrain.core.span import Span
 from spantrain.errors import ProfileError
 from spantrain.planner.present import light_plan
-from testing.patience import no_threads_left
+from testing.patience import no_threads_left, until
 
 
 @pytest.fixture
@@ -40,20 +39,13 @@ def changes(light, asked):
     return PreparedChanges(heard)
 
 
-def wait_for(done):
-    deadline_s = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def test_each_loss_is_planned_for_beside_the_steps(plan, light, changes, asked, monkeypatch):
     monkeypatch.setattr(carry_on, "_REST", 0)
     here = frozenset(plan.devices)
     with changes:
         changes.prepare(plan, here)
         changes.prepare(plan, here)
-        wait_for(lambda: len(asked) == len(plan.devices))
+        until(lambda: len(asked) == len(plan.devices))
         found = {name: changes.light_plan(plan, here - {name}) for name in plan.devices}
     assert {thread for thread, _ in asked} == {"prepared changes"}
     assert asked[0][1] == here - {"s1r0"}, "the only one that has its stage is not the first"
@@ -67,7 +59,7 @@ def test_what_is_not_known_is_planned_at_once(plan, light, changes, asked):
         left = frozenset({"s0r0"})
         assert changes.light_plan(plan, left) == light(plan, present=left)
         changes.prepare(plan, here)
-        wait_for(lambda: len(asked) > 1)
+        until(lambda: len(asked) > 1)
     own = [thread for thread, _ in asked]
     assert own[:2] == ["MainThread", "prepared changes"]
 
@@ -82,7 +74,7 @@ def test_what_cannot_be_planned_is_told_when_it_is_asked_for(plan, monkeypatch):
 
     with PreparedChanges(refuses) as changes:
         changes.prepare(plan, here)
-        wait_for(lambda: len(tried) == len(plan.devices))
+        until(lambda: len(tried) == len(plan.devices))
         with pytest.raises(ProfileError, match="no such times"):
             changes.light_plan(plan, here - {"s0r0"})
 
@@ -91,4 +83,4 @@ def test_no_thread_is_left(plan, changes, asked, monkeypatch):
     monkeypatch.setattr(carry_on, "_REST", 1e6)  # It would rest for days, were it not told to end.
     with no_threads_left(), changes:
         changes.prepare(plan, frozenset(plan.devices))
-        wait_for(lambda: asked)
+        until(lambda: asked)

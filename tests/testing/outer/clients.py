@@ -35,8 +35,10 @@ class MadeUpServer:
 
     def __init__(
         self, *, shards: int = 2, rule: Nesterov = EXACT, settings: OuterSettings | None = None,
-        samples: int = 0, chunks: int = 0, passes: int | None = 1,
+        samples: int = 0, chunks: int = 0, passes: int | None = 1, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
+        """Begin; by a `clock` that stands still, what clusters say of their tokens counts however fast they come."""
+        self._clock = clock
         self.rule, self.settings = rule, settings or OuterSettings(clip_norm=None, grace_s=0.0)
         self.names = [f"s{k}" for k in range(shards)]
         self.samples, self.chunks = samples, chunks
@@ -131,7 +133,7 @@ class MadeUpServer:
 
     def restart_master(self) -> None:
         assert self.master
-        self.master = FragmentedMaster(self.master.layout, self.settings, self.saved, now_s=time.monotonic())
+        self.master = FragmentedMaster(self.master.layout, self.settings, self.saved, now_s=self._clock())
         for name in self.names:
             self._register(name)
         for cluster, session in list(self.clients.items()):
@@ -143,7 +145,7 @@ class MadeUpServer:
     def _run(self) -> None:
         while True:
             wake_s = self.master.wake_s if self.master else None
-            left_s = None if wake_s is None else max(0.0, wake_s - time.monotonic())
+            left_s = None if wake_s is None else max(0.0, wake_s - self._clock())
             try:
                 piece = self._events.get(timeout=left_s)
             except queue.Empty:
@@ -165,7 +167,7 @@ class MadeUpServer:
     def _join(self, cluster: str, session: Any) -> None:
         if self.master is None:
             layout = divide(self.known[cluster], self.names, fragments=self.fragments)
-            self.master = FragmentedMaster(layout, self.settings, self.saved, now_s=time.monotonic())
+            self.master = FragmentedMaster(layout, self.settings, self.saved, now_s=self._clock())
             for name in self.names:
                 self._start_shard(name)
                 self._register(name)
@@ -186,7 +188,7 @@ class MadeUpServer:
     def _tell(self, event: Any) -> None:
         assert self.master
         self.seen.append(type(event).__name__)
-        for command in self.master.on_event(time.monotonic(), event):
+        for command in self.master.on_event(self._clock(), event):
             if isinstance(command, do.Save):
                 self.saved = self.master.state
             elif self.hook(command):
@@ -320,13 +322,19 @@ def train_together(
     tokens: Mapping[str, int],
     *,
     steps: int,
+    round_s: float = 0.0,
 ) -> None:  # fmt: skip
-    """Train as `diloco` does, all clusters at once, each with its optimizer and its tokens of a step."""
+    """Train as `diloco` does, all clusters at once, each with its optimizer and its tokens of a step.
+
+    `round_s`: how long each takes for two steps at least. Of what one says of its tokens a master counts ten times what
+    others have in a second, so that rounds of milliseconds count as threads happen to run.
+    """
 
     def train(name: str) -> None:
         inner = torch.optim.SGD(models[name].parameters(), lr=0.1)
         for number in range(steps):
             train_step(models[name], inner, number + 100 * ord(name))
+            time.sleep(round_s * (number % 2))
             outers[name].step(tokens=tokens[name])
 
     at_once(models, train)
