@@ -175,17 +175,16 @@ def test_nothing_changes_where_nothing_is_gained(laptop: Profile) -> None:
     assert new == NewPlan(plan=plan, how="nothing changes")
 
 
-def test_a_device_with_less_and_less_memory_is_eased_and_in_the_end_left_out(laptop: Profile) -> None:
+def test_a_device_with_less_and_less_memory_is_eased_and_in_the_end_left_out(laptop: Profile, best: Plan) -> None:
     """Fewer samples at once, units computed again, other cuts: whatever it is, it fits, and is said."""
-    job, name = JobSpec(global_batch=48, optimizer="sgd"), "office-nx"
-    profile, plan, said = laptop, make_plan(laptop, job).plan, list[str]()
+    name, profile, plan, said = "office-nx", laptop, best, list[str]()
     fixed = framework_bytes(laptop.cluster.device_by_name[name].backend)
     while name in plan.devices:
         peak = MemoryCost(profile, "sgd", plan.dtype).plan_peak_bytes(plan)[name]
         less = {name: fixed + int(0.8 * (peak - fixed))}
         profile = replace(profile, cluster=profile.cluster.with_memory(less))
         new = light_plan(plan, profile, without(plan), optimizer="sgd")
-        assert Evaluator(profile, job)(new.plan).fits
+        assert Evaluator(profile, JOB)(new.plan).fits
         assert new.how != "nothing changes"
         plan = new.plan
         said.append(new.how)
