@@ -21,7 +21,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, UsageError
 from spantrain.formats.precision import EXPORTED
-from spantrain.models.adapters import LORA, base_name
+from spantrain.models.adapters import HEAD, LORA, base_name
 from spantrain.models.build import UnsplitModel, whole_model, whole_parameters
 from spantrain.models.data.choice import tokenizer_file, with_own_functions
 from spantrain.models.tracing.model import partly_drawn
@@ -149,8 +149,9 @@ def trained_model(folder: Path, manifest: Manifest) -> tuple[UnsplitModel, tuple
 
 def _adapters(folder: Path, manifest: Manifest) -> UnsplitModel:
     """Return the model of a folder with a checkpoint's adapters; its own weights, which may be many, are not read."""
-    names = [name for name in whole_parameters(manifest.model) if base_name(manifest.model, name) is None]
-    module = partly_drawn(manifest.model, names, seed=0)
+    own = manifest.model
+    names = [name for name in whole_parameters(own) if HEAD in name or base_name(own, name) is None]
+    module = partly_drawn(own, names, seed=0)
     with torch.no_grad():
         for name, value in trained_parameters(folder, manifest, names).items():
             module.get_parameter(name).copy_(value)

@@ -5,6 +5,7 @@ return a model with any adapters of `peft`; here are those of models from a fold
 """
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +38,14 @@ _TASKS: Mapping[str, str] = {
     "ForCausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
     "ConditionalGeneration": "SEQ_2_SEQ_LM",
+    "ForSequenceClassification": "SEQ_CLS",
+    "ForTokenClassification": "TOKEN_CLS",
+    "ForQuestionAnswering": "QUESTION_ANS",
 }
+HEAD = ".original_module."
+"""In the name of a parameter of a head that is trained in full beside adapters."""
+_HEADS = ("classifier", "score", "qa_outputs")
+"""What `peft` takes for a classifier's head, which begins with random numbers as a rule: it is trained in full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +58,8 @@ class LoraForm:
     """Ends of modules' names, or `all-linear` alone; none: what `peft` knows of the model's type."""
     lora_dropout: Annotated[float, Bounds(low=0, under=1)] = 0.0
     use_rslora: bool = False
+    trains_head: bool = True
+    """Whether the head of a classifier is trained in full, as by `peft` where its task is given."""
 
     def __post_init__(self) -> None:
         problems = type_problems(self) or bound_problems(self)
@@ -109,7 +119,7 @@ class LoraForm:
         targets = given["target_modules"] or ()
         names = (targets,) if isinstance(targets, str) else tuple(sorted(targets))
         own = {name: given[name] for name in changed if name != "target_modules"}
-        return cls(**own, target_modules=names)
+        return cls(**own, target_modules=names, trains_head=bool(given["task_type"]))
 
 
 def with_lora(spec: ModelSpec, form: LoraForm | None) -> ModelSpec:
@@ -133,31 +143,40 @@ def adapted(spec: ModelSpec, module: "nn.Module") -> "nn.Module":
     """Freeze what a model's spec names, and put adapters into it, if it names some; then nothing else is trained.
 
     Raises:
-        ConfigError: `peft` is not installed, or the spec's adapters are none.
-        ValueError: of `peft`: the model has no such modules.
+        ConfigError: `peft` is not installed, the spec's adapters are none, or the model has no such modules.
     """
     for name in str(spec.config.get(FROZEN, "")).split():
         module.get_parameter(name).requires_grad_(False)
-    form = _form(spec)
-    if form is None:
+    if LORA not in spec.config:
         return module
+    where = f"model {spec.name}: its adapters"
+    form = from_json(LoraForm, parse_json(str(spec.config[LORA]), where, remedy="plan again"), where)
     _check_installed()
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+    from torch import nn
 
-    targets: Any = list(form.target_modules) or None
-    if form.target_modules == ("all-linear",):
-        targets = "all-linear"
-    name = type(module).__name__
-    settings = LoraConfig(
-        **{**asdict(form), "target_modules": targets},
-        task_type=next((task for ending, task in _TASKS.items() if name.endswith(ending)), None),
-    )
-    with _unregistered():
-        made: nn.Module = get_peft_model(module, settings)
+    targets: Any = "all-linear" if form.target_modules == ("all-linear",) else [*form.target_modules] or None
+    name, fields = type(module).__name__, asdict(form)
+    task = next((task for ending, task in _TASKS.items() if name.endswith(ending)), None)
+    heads = [one for one in _HEADS if isinstance(getattr(module, one, None), nn.Module)]
+    if not fields.pop("trains_head") and heads:
+        heads, task = [], None
+    settings = LoraConfig(**{**fields, "target_modules": targets, "modules_to_save": heads or None}, task_type=task)
+    try:
+        with _unregistered():
+            made: nn.Module = get_peft_model(module, settings)
+    except ValueError as error:
+        linear = (path for path, part in module.named_modules() if type(part).__name__ in ("Linear", "Conv1D"))
+        names = "+".join(dict.fromkeys(path.rpartition(".")[2] for path in linear))
+        why = f"of {name} peft knows none" if targets is None else str(error)
+        raise ConfigError(f"lora: targets: {why}; give targets=all-linear, or some of {names or 'none'}") from None
     for part in made.modules():
         if isinstance(part, LoraLayer):
             _begin_anew(part)
+        elif isinstance(part, ModulesToSaveWrapper):  # a head is trained itself, not a copy of it
+            part.modules_to_save["default"] = part.original_module.requires_grad_(True)
     return made
 
 
@@ -169,7 +188,9 @@ def _unregistered() -> Iterator[None]:
     kept = dict(hooks)
     hooks.clear()
     try:
-        yield
+        with warnings.catch_warnings():  # a head without numbers is copied, and the copy dropped
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield
     finally:
         hooks.update(kept)
 
@@ -196,12 +217,9 @@ def base_name(spec: ModelSpec, name: str) -> str | None:
     """Return the name that a tensor has in the model without adapters; None: it belongs to an adapter."""
     if LORA not in spec.config:
         return name
-    return None if ".lora_" in name else name.removeprefix("base_model.model.").replace(".base_layer.", ".")
-
-
-def _form(spec: ModelSpec) -> LoraForm | None:
-    text, where = spec.config.get(LORA), f"model {spec.name}: its adapters"
-    return None if text is None else from_json(LoraForm, parse_json(str(text), where, remedy="plan again"), where)
+    for inside in (".base_layer.", HEAD, ".modules_to_save.default."):
+        name = name.replace(inside, ".")
+    return None if ".lora_" in name else name.removeprefix("base_model.model.")
 
 
 def _check_installed() -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _LOGGER = logging.getLogger(__name__)
+_tell_once = cache(_LOGGER.warning)
 
 
 class UnsplitModel(Record):
@@ -96,11 +97,6 @@ def compiled_by(spec: ModelSpec, compiler: str) -> str:
         _tell_once(f"model {spec.name}: its layers are not compiled: {why}")
         return ""
     return compiler
-
-
-@cache
-def _tell_once(text: str) -> None:
-    _LOGGER.warning(text)
 
 
 def _compiled(spec: ModelSpec, units: list[UnitModule]) -> list[UnitModule]:

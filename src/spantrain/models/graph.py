@@ -53,18 +53,20 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     if check_dtype(dtype) == "float16":
         with contextlib.suppress(ConfigError):  # it may run in float16 alone
             return _in_float16(build_graph(spec, dtype="bfloat16"))
-    units, measured, entering = list[Unit](), dict[str, Unit](), tuple[TensorSpec, ...]()
+    others = ", ".join(name for name in DTYPES if name != dtype)
+    how = f"in {dtype} (give --dtype {others})" if is_low(dtype) else "by itself"
+    units, measured = list[Unit](), dict[str, Unit]()
     shared_bytes, frozen_shared = dict[str, int](), set[str]()
-    source = unit_source(spec)
+    source, example = unit_source(spec), example_rows(spec, 1)
     checked = source.to_measure()
-    example = example_rows(spec, 1)
     for index in range(len(source.names)):
-        module = source.empty(index)
+        module, entering = source.empty(index), units[-1].outputs if units else ()
         read = _tensor_specs([example[number] for number in module.reads], have_gradients=False)
         unit_class = _unit_class(spec, module, (*entering, *read))
         if unit_class not in measured:
             last = index == len(source.names) - 1
-            measured[unit_class] = _measured(spec, checked.at(index), module, entering, dtype=dtype, last=last)
+            with told_as_the_models(f"model {spec.name}: {module.name} does not run {how}"):
+                measured[unit_class] = _measure(spec, checked.at(index), module, entering, dtype=dtype, last=last)
         found = replace(
             measured[unit_class], name=module.name, unit_class=unit_class, shared=tuple(sorted(module.shared))
         )
@@ -72,7 +74,6 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         shared = {group: frozen_rounded(module, dtype).get_parameter(local) for group, local in module.shared.items()}
         shared_bytes |= {group: _bytes(parameter) for group, parameter in shared.items()}
         frozen_shared |= {group for group, parameter in shared.items() if not parameter.requires_grad}
-        entering = units[-1].outputs
     return UnitGraph(
         units=tuple(units),
         shared_bytes=shared_bytes,
@@ -112,16 +113,6 @@ def _told(module: UnitModule) -> str:
         return repr(module)
     except Exception:  # noqa: BLE001 - whatever code of a user's raises
         return ", ".join(f"{path}: {type(part).__name__}" for path, part in module.named_modules())
-
-
-def _measured(
-    spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...], *, dtype: str, last: bool
-) -> Unit:
-    """Measure as `_measure` does; what the model's own code raises is told as that."""
-    others = ", ".join(name for name in DTYPES if name != dtype)
-    how = f"in {dtype} (give --dtype {others})" if is_low(dtype) else "by itself"
-    with told_as_the_models(f"model {spec.name}: {module.name} does not run {how}"):
-        return _measure(spec, module, empty, entering, dtype=dtype, last=last)
 
 
 def _measure(

@@ -122,7 +122,8 @@ class Segment:
         drawn: AbstractContextManager[object] = nullcontext()
         if self._drawing is not None and samples is not None:
             drawn = SeededDraws(self._drawing, samples)
-        with self._autocast(), drawn:
+        low = self._autocast_dtype
+        with nullcontext() if low is None else torch.autocast(self._torch_device.type, dtype=low), drawn:
             for unit in self._units[:-1]:
                 tensors = unit.run(tensors, rows)
             if not self._ends_model:
@@ -205,11 +206,6 @@ class Segment:
         log.add(*outputs)
         log.look()
         return outputs
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self._autocast_dtype is None:
-            return nullcontext()
-        return torch.autocast(self._torch_device.type, dtype=self._autocast_dtype)
 
 
 def _deferral_of(units: Sequence[UnitModule]) -> Deferral:

@@ -5,7 +5,7 @@ of its index in the row; the words are hashes of seed, step and sample, and of t
 """
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -67,9 +67,7 @@ def normals(words: Tensor, place: str, index: Tensor) -> Tensor:
     return torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)
 
 
-@lru_cache(maxsize=65536)
-def _place_word(place: str) -> int:
-    return derive_seed(0, "place", place)
+_place_word = lru_cache(maxsize=65536)(partial(derive_seed, 0, "place"))
 
 
 def _halves(word: int) -> tuple[int, int]:

@@ -229,14 +229,13 @@ class TapeWatch(ForwardWatch[tape.Tape]):
         """Note what a closed module makes of weights, and of no data."""
         origins = [self._origin.get(id(tensor), Origin(data=True)) for tensor in done.made]
         if not done.changed and origins and all(origin.weights and not origin.data for origin in origins):
-            self._deriving.note(func, args, kwargs, done.result, self._is_constant)
+            self._deriving.note(
+                func, args, kwargs, done.result, lambda one: self._origin.get(id(one), Origin(data=True)) == Origin()
+            )
 
     def _is_made(self, tensor: Tensor) -> bool:
         """Whether a tensor was made in this forward, of data or of weights."""
         return is_fake(tensor) or self._origin_of(tensor) != Origin()
-
-    def _is_constant(self, tensor: Tensor) -> bool:
-        return self._origin.get(id(tensor), Origin(data=True)) == Origin()
 
     def _changes(self, done: CallDone) -> list[tuple[tape.Value, Tensor]]:
         """Give new values to tensors that were written into, and to those that share their memory."""

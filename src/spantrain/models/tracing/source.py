@@ -181,11 +181,9 @@ def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = Non
         if only is not None:
             with contextlib.suppress(ConfigError):
                 loaded = _drawn(spec, seed, only)
-                empty = {
-                    name for name, tensor in loaded.module.named_parameters(remove_duplicate=False) if tensor.is_meta
-                }
-                have_numbers = {number for name, number in loaded.numbers.items() if name not in empty}
-                if have_numbers >= set(only) and not any(buffer.is_meta for buffer in loaded.module.buffers()):
+                named = loaded.module.named_parameters(remove_duplicate=False)
+                there = {loaded.numbers.get(name) for name, tensor in named if not tensor.is_meta}
+                if there >= set(only) and not any(buffer.is_meta for buffer in loaded.module.buffers()):
                     return loaded
         return _drawn(spec, seed, None)
 
@@ -212,9 +210,14 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
     with torch_seeded(derive_seed(0, "model")):
         if spec.family == "hf":
             with undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
-                return _numbered(_load(spec), registered)
-        loaded = _load(spec)
-    return replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
+                loaded = _numbered(_load(spec), registered)
+        else:
+            loaded = _load(spec)
+            loaded = replace(loaded, module=emptied(loaded.module, lambda parameter: _fake(parameter, mode)))
+    for part in loaded.module.modules():  # without numbers, a mixture's grouped products are of bfloat16 alone
+        if callable(change := getattr(part, "set_experts_implementation", None)):
+            change("batched_mm")
+    return loaded
 
 
 def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Given], T]) -> T:
@@ -231,12 +234,12 @@ def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Given], T])
         with _quiet():
             empty = load_empty(spec, mode)
             return work(empty, mode.from_tensor)
-    except (ConfigError, TraceProblem):
-        if empty is not None or spec.family != "hf":  # a class of the library may not be built without numbers
+    except Exception as error:
+        known = isinstance(error, (ConfigError, TraceProblem))
+        # A class of the library may not be built without numbers: then it has raised something.
+        if known and (empty is not None or spec.family != "hf" or error.__cause__ is None):
             raise
-        return work(load_model(spec, seed=0), torch.clone)
-    except Exception:  # noqa: BLE001 - it may be anything
-        return work(load_model(spec, seed=0), torch.clone)
+    return work(load_model(spec, seed=0), torch.clone)
 
 
 @contextlib.contextmanager

@@ -231,8 +231,7 @@ class BlockWatch(ForwardWatch[Calls]):
     def _note_changes(self, changed: Sequence[Tensor], origin: Origin) -> None:
         """Note what was written into, and all that share its memory."""
         for tensor in self._sharing(changed):
-            inside = self._running is not None
-            self._origin[id(tensor)] = origin if inside else self._origin_of(tensor) | origin
+            self._origin[id(tensor)] = origin if self._running is not None else self._origin_of(tensor) | origin
             if id(tensor) in self._first:
                 self._written_into.add(self._first[id(tensor)])
 
