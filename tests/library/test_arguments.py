@@ -67,6 +67,8 @@ def test_values_of_another_type_are_named():
     ):
         spantrain.TrainingArguments(learning_rate="1", max_steps=2.5)
     assert spantrain.TrainingArguments(learning_rate=1).learning_rate == 1
+    with pytest.raises(ConfigError, match="resume_from_checkpoint must be True or a folder, got 3"):
+        spantrain.TrainingArguments(resume_from_checkpoint=3)
 
 
 @pytest.mark.parametrize(

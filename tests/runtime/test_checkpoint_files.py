@@ -211,6 +211,14 @@ def test_a_run_without_a_complete_checkpoint_says_so(marker, says, tmp_path):
         read_manifest(latest_checkpoint(tmp_path))
 
 
+def test_which_checkpoints_there_are_is_said_where_none_is_named(plan, tmp_path):
+    save(tmp_path, plan, 2)
+    name = latest_checkpoint(tmp_path).name
+    (tmp_path / "checkpoint/latest").unlink()
+    with pytest.raises(ConfigError, match=rf"no .*latest\); write into it which is to be taken: {name}"):
+        latest_checkpoint(tmp_path)
+
+
 def test_a_manifest_that_is_wrong_is_named(plan, tmp_path):
     save(tmp_path, plan, 2)
     path = latest_checkpoint(tmp_path) / "manifest.json"

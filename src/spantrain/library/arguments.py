@@ -228,6 +228,9 @@ class TrainingArguments:
             problems.append("lr_scheduler_type constant has no warm-up; constant_with_warmup has")
         if self.max_steps == 0 or (self.max_steps < 0 and self.num_train_epochs <= 0):
             problems.append(f"nothing to do: max_steps {self.max_steps}, num_train_epochs {self.num_train_epochs}")
+        resume: object = self.resume_from_checkpoint or ""
+        if not isinstance(resume, str | Path | bool):
+            problems.append(f"resume_from_checkpoint must be True or a folder, got {resume!r}")
         if self.resume_from_checkpoint is True and not self.output_dir:
             problems.append("resume_from_checkpoint=True needs output_dir, the folder of the run to go on with")
         try:

@@ -137,19 +137,16 @@ class CollatedSamples:
             samples = [self._known(sample_at(self._samples, index, "data")) for index in key]
             made = _collated(self._collator, samples, self._source)
             batch = batch_of(made, self._spec, source=self._source)
-            self._check_shapes(batch)
+            examples = self._example.inputs if self._example else ()
+            for name, got, wanted in zip(batch.names, batch.inputs, examples, strict=False):
+                if got.shape[1:] != wanted.shape[1:]:
+                    raise ConfigError(
+                        f"{self._source}: {name or 'an input'} has {list(got.shape[1:])} numbers a sample, but the "
+                        f"example batch of the model, which it was cut and planned with, {list(wanted.shape[1:])}: pad "
+                        'or truncate to that length (padding="max_length", truncation=True, max_length=...)'
+                    )
             self._last = key, batch
         return self._last[1]
-
-    def _check_shapes(self, batch: ModelBatch) -> None:
-        examples = self._example.inputs if self._example else ()
-        for name, got, wanted in zip(batch.names, batch.inputs, examples, strict=False):
-            if got.shape[1:] != wanted.shape[1:]:
-                raise ConfigError(
-                    f"{self._source}: {name or 'an input'} has {list(got.shape[1:])} numbers a sample, but the example "
-                    f"batch of the model, which it was cut and planned with, {list(wanted.shape[1:])}: pad or truncate "
-                    'to that length (padding="max_length", truncation=True, max_length=...)'
-                )
 
     def _known(self, sample: Any) -> Any:
         """Leave out what of a sample the model does not take, such as its text."""

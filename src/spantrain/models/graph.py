@@ -132,7 +132,8 @@ def _measure(
         sliced = held_by_two(module, partial(batch, _SMALL), low, ends_model=last, sequence_parallel=True)
     # Behind the copies for two: what is run as a stage has layers of other classes (`models.weight_gradients`).
     small, large = (held_behind(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE))
-    held_bytes = math.ceil((large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL))
+    grown = (large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL)
+    held_bytes = math.ceil(grown if grown >= 0 else large.forward_bytes / _LARGE)  # one packed sequence may hold more
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
     working = [working_bytes(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, 2 * _SMALL)]

@@ -183,7 +183,7 @@ def hf_spec(
         tokens = [one.shape_per_sample[0] for one in rows if one.name == "input_ids" and one.shape_per_sample]
         if tokens and sequence_length not in (None, tokens[0]):
             raise ConfigError(f"model {name}: sequence length {sequence_length}: its data have {tokens[0]} tokens")
-        length = _sequence_length(name, fields, tokens[0]) if tokens else None
+        length = hf_length(name, tokens[0], fields) if tokens else None
     elif objective is None:
         raise ConfigError(
             f"model {name}: architectures {architecture or 'not given'} (model_type {fields['model_type']}): name a "
@@ -191,7 +191,7 @@ def hf_spec(
             "(rows:PATH, FILE.py:FUNCTION, a data set in Python); or write a function that returns the model"
         )
     else:
-        length = None if objective == "classify" else _sequence_length(name, fields, sequence_length)
+        length = None if objective == "classify" else hf_length(name, sequence_length, fields)
     fields["architectures"] = [architecture]
     text = json.dumps(fields, sort_keys=True)
     spec = ModelSpec(
@@ -213,15 +213,6 @@ def hf_spec(
 def objective_of(architecture: str) -> str | None:
     """Return what a class learns from text, or from classes of pictures, as they are; None: it does not."""
     return next((value for ending, value in _OBJECTIVES.items() if architecture.endswith(ending)), None)
-
-
-def hf_length(name: str, wanted: int | None) -> int:
-    """Return how many tokens a sample of `hf:PATH` has where its data do not say, or so many as are wanted.
-
-    Raises:
-        ConfigError: as `hf_spec`.
-    """
-    return _sequence_length(name, _fields(name), wanted)
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -254,7 +245,13 @@ def _checked(where: str, fields: Any, otherwise: str) -> dict[str, Any]:
     return fields
 
 
-def _sequence_length(name: str, fields: Mapping[str, Any], wanted: int | None) -> int:
+def hf_length(name: str, wanted: int | None, fields: Mapping[str, Any] | None = None) -> int:
+    """Return how many tokens a sample of `hf:PATH` has where its data do not say, or so many as are wanted.
+
+    Raises:
+        ConfigError: as `hf_spec`.
+    """
+    fields = fields or _fields(name)
     # RoBERTa's family counts positions from two.
     unused = 2 if fields["model_type"] in ("camembert", "roberta", "xlm-roberta") else 0
     given = [fields[key] - unused for key in _POSITIONS if type(fields.get(key)) is int]

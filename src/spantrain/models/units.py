@@ -218,11 +218,6 @@ def parameter_names(unit: UnitModule) -> dict[str, str]:
     return {local: full_name(unit, local) for local, _ in unit.named_parameters()}
 
 
-def trained_names(unit: UnitModule) -> dict[str, str]:
-    """Return the same for the parameters that are trained."""
-    return {local: full for local, full in parameter_names(unit).items() if unit.get_parameter(local).requires_grad}
-
-
 def full_name(unit: UnitModule, local: str) -> str:
     """Return the name in the unsplit model of a parameter, buffer or module of a unit."""
     child, _, rest = local.partition(".")

@@ -191,3 +191,15 @@ def test_a_configuration_needs_no_file_when_it_is_built(tmp_path):
     spec = resolve_model(f"hf:{tmp_path}")
     (tmp_path / "config.json").unlink()
     assert len(unit_names(replace(spec, source=""))) == 4
+
+
+def test_weights_that_are_others_each_time_are_named(tmp_path):
+    (tmp_path / "drawn.py").write_text(
+        "import random, torch\n"
+        "def build():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))\n"
+        "    torch.nn.init.constant_(model[1].weight, random.random())\n"
+        "    return model, (torch.randn(4, 4), torch.arange(4) % 3), torch.nn.functional.cross_entropy\n"
+    )
+    with pytest.raises(ConfigError, match=r"1\.weight begins with other numbers each time .*functions of torch"):
+        build_graph(resolve_model(f"{tmp_path / 'drawn.py'}:build"))

@@ -72,6 +72,7 @@ TRAIN = {
     "looks_at_numbers": (),
     "counts_what_it_saw": ("writes into 0.mean, 1.mean is not kept",),
     "hooked": (),
+    "packed": (),
     "an_object_is_passed_on": (),
     "spectral_norm": ("1 module (0.parametrizations.weight.0 (_SpectralNorm)) would do otherwise",),
 }
@@ -85,6 +86,8 @@ REFUSED = {
     "old_weight_norm": r"0 \(Linear\) keeps weight, a tensor made of parameters",
     "data_parallel": r"the module \(DataParallel\) divides the work itself.*return the module inside it",
     "lazy": r"0 \(LazyLinear\): weight has no shape before the first call",
+    "gradient_hooked": r"0 \(Linear\): weight has hooks on its gradient.*do that in forward instead",
+    "gradient_hooked_behind": r"0 \(Linear\): weight has hooks on its gradient",
     "on_meta": r"0.linear \(Linear\): weight is on the meta device",
 }
 

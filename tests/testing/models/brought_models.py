@@ -324,6 +324,39 @@ def hooked():
     return model, batch, loss
 
 
+class ReadsPacked(nn.Module):
+    """Texts of unlike lengths, as recurrent layers have them: packed, and padded again for what reads all words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.layers = nn.ModuleList((nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.GRU(WIDTH, WIDTH, batch_first=True)))
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
+        hidden, how = self.embedding(words), {"batch_first": True}
+        for layer in self.layers:
+            packed = nn.utils.rnn.pack_padded_sequence(hidden, lengths.cpu(), enforce_sorted=False, **how)
+            hidden, _ = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], total_length=words.shape[1], **how)
+        return self.head(hidden.sum(dim=1))
+
+
+def packed():
+    words, lengths = torch.randint(0, WORDS, (SAMPLES, TOKENS)), torch.tensor([8, 3, 5, 1, 8, 2])
+    return ReadsPacked(), (words, lengths, torch.arange(SAMPLES) % CLASSES), functional.cross_entropy
+
+
+def gradient_hooked():
+    model, batch, loss = classified(nn.Linear(WIDTH, WIDTH))
+    model[0].weight.register_hook(lambda gradient: 2 * gradient)
+    return model, batch, loss
+
+
+def gradient_hooked_behind():
+    model, batch, loss = classified(nn.Linear(WIDTH, WIDTH))
+    model[0].weight.register_post_accumulate_grad_hook(lambda weight: weight.grad.clamp_(-1, 1))
+    return model, batch, loss
+
+
 def traced():
     model, batch, loss = classified(Block())
     return torch.jit.trace(model, batch[0]), batch, loss

@@ -65,8 +65,7 @@ def _inverse_sqrt(step: int, course: Course, *, timescale: int | None = None) ->
 def _cosine_with_min_lr(
     step: int, course: Course, *, num_cycles: float = 0.5, min_lr: float | None = None, min_lr_rate: float | None = None
 ) -> float:
-    factor = 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * course.progress(step)))
-    return _above(factor, course, min_lr, min_lr_rate)
+    return _above(_cosine(step, course, num_cycles=num_cycles), course, min_lr, min_lr_rate)
 
 
 def _cosine_warmup_with_min_lr(

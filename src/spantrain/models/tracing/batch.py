@@ -246,8 +246,8 @@ class MeanLoss:
         if len(other) > 0:
             raise ConfigError(
                 f"samples count {first} and {int(other[0])} labels (those of {IGNORED_LABEL} are not counted), so the "
-                "mean over a batch would depend on how it is cut: compute it by torch's cross_entropy, or have the "
-                "factory return a loss function too, that gives each sample's mean: (module, example_batch, loss)"
+                "mean over a batch would depend on how it is cut: compute it by torch's cross_entropy, without weights "
+                "of classes, or have the factory return a loss of each sample: (module, example_batch, loss)"
             )
 
 

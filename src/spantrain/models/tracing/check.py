@@ -28,7 +28,7 @@ from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken
 from spantrain.models.tracing.factory import told_as_the_models, uncompiled, what_was_raised
 from spantrain.models.tracing.source import Given, Loaded
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import LABELS, UnitModule, keeps_statistics, loss_of, set_training
+from spantrain.models.units import LABELS, UnitModule, keeps_statistics, loss_of, parameter_names, set_training
 
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
@@ -224,12 +224,20 @@ _ROUNDING = 1e-6
 
 
 def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> None:
-    """Compare losses of the example batch: the unsplit model's, and the units'.
+    """Compare losses of the example batch: the unsplit model's, and the units', which have one memory from here on.
 
     Raises:
-        ConfigError: they differ: the model cannot be trained exactly in parts.
+        ConfigError: they differ, or weights do: the model cannot be trained exactly in parts.
     """
     batch = loaded.batch.resized(_SAMPLES)
+    given = dict(loaded.module.named_parameters(remove_duplicate=False))
+    parts = {full: unit.get_parameter(local) for unit in units for local, full in parameter_names(unit).items()}
+    for full, own in parts.items():
+        other = given.get(full, own)
+        if not torch.equal(own.nan_to_num(), other.nan_to_num()):
+            why = "begins with other numbers each time that the model is made; draw them by functions of torch"
+            raise ConfigError(f"model {spec.name}: {full} {why}")
+        other.data = own.data
     with as_it_trains(loaded, units), torch.no_grad():
         shapes = next((unit.draws for unit in units if unit.draws), {})
         whole = _steady_loss(spec, loaded, batch, shapes)

@@ -66,7 +66,9 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Chec
     batch, last = loaded.batch.resized(_SAMPLES), len(units) - 1
     with torch.no_grad():
         together = _outputs(units, batch, 0, _SAMPLES)
-        how = _how(loaded, batch)
+        norms = (one for one in calls_of(loaded.module, lambda: called_on(loaded, batch)) if one.own_statistics)
+        without = next((norm.module for norm in norms if norm.name == "batch_norm"), None)
+        how = f"{without} has no running statistics, and takes those of the batch" if without else ""
         try:
             alone = [_outputs(units, batch, row, 1, together) for row in range(_SAMPLES)]
             pairs = [_outputs(units, batch, row, _FEW, together) for row in range(0, _SAMPLES, _FEW)]
@@ -110,14 +112,6 @@ def _same(alone: _Tensors, together: _Tensors, row: int) -> bool:
     """Whether what is made of one sample is what is made of it among others."""
     pairs = [(one.double(), other[row : row + 1].double()) for one, other in zip(alone, together, strict=True)]
     return all(float((a - b).norm()) <= _TOLERANCE * max(float(b.norm()), _TOLERANCE) for a, b in pairs)
-
-
-def _how(loaded: Loaded, batch: ModelBatch) -> str:
-    """Return how samples come to depend on each other, as far as that can be seen."""
-    for call in calls_of(loaded.module, lambda: called_on(loaded, batch)):
-        if call.name == "batch_norm" and call.own_statistics:
-            return f"{call.module} has no running statistics, and takes those of the batch"
-    return ""
 
 
 def _check_gradients(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded, found: CheckedUnits) -> CheckedUnits:

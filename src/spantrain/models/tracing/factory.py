@@ -278,6 +278,8 @@ def _problems(module: nn.Module) -> Iterator[str]:
                 "would not follow them; make it in forward (torch.nn.utils.parametrizations.weight_norm)"
             )
         for key, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                yield f"{name}: {key} has hooks on its gradient, which comes in parts here; do that in forward instead"
             if is_lazy(tensor):
                 yield f"{name}: {key} has no shape before the first call; call the module once before returning it"
             elif tensor.is_meta:

@@ -221,7 +221,7 @@ class Tape(Record):
 def mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
     """Return a structure of calls' arguments with every part changed."""
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(mapped(part, change) for part in structure))
+        return structure._make(mapped(part, change) for part in structure)  # type: ignore[attr-defined]
     if isinstance(structure, (list, tuple)):
         made = [mapped(part, change) for part in structure]
         return made if isinstance(structure, list) else tuple(made)

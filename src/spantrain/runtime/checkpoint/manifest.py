@@ -114,7 +114,9 @@ def latest_checkpoint(run_folder: Path, marker_name: str = MARKER) -> Path:
     """
     marker = run_folder / CHECKPOINTS / marker_name
     if not marker.is_file():
-        raise ConfigError(f"{run_folder} holds no checkpoint (no {marker}); give the folder that --out named")
+        there = ", ".join(sorted(path.parent.name for path in marker.parent.glob(f"*/{MANIFEST_FILE}")))
+        remedy = f"write into it which is to be taken: {there}" if there else "give the folder that --out named"
+        raise ConfigError(f"{run_folder} holds no checkpoint (no {marker}); {remedy}")
     remedy = f"write the name of a complete one into it, such as {_EXAMPLE}"
     folder = marker.parent / read_text(marker, remedy=remedy).strip()
     if step_of(folder) is None:

@@ -28,7 +28,7 @@ from spantrain.core.units import UnitGraph
 from spantrain.devices.registry import settle
 from spantrain.errors import UsageError
 from spantrain.models.build import empty_unit
-from spantrain.models.units import trained_names
+from spantrain.models.units import parameter_names
 from spantrain.outer.client.parameters import empty_copy, spec_of
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.pipeline import StageLeader, StageWorker, lead_stages, work_as_stage, worker_name
@@ -115,9 +115,11 @@ def _parameters(plan: Plan, graph: UnitGraph) -> tuple[dict[str, ParameterSpec],
     holders: dict[str, list[int]] = {}
     for index, stage in enumerate(plan.stages):
         for unit in (empty_unit(plan.model, number) for number in stage.units):
-            for local, full in trained_names(unit).items():
-                name = first.get(full, full)
-                specs.setdefault(name, spec_of(name, unit.get_parameter(local)))
+            for local, full in parameter_names(unit).items():
+                name, own = first.get(full, full), unit.get_parameter(local)
+                if not own.requires_grad:
+                    continue
+                specs.setdefault(name, spec_of(name, own))
                 if index not in holders.setdefault(name, []):
                     holders[name].append(index)
     return specs, holders

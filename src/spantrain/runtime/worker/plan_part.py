@@ -299,6 +299,6 @@ def check_finite(step: int, values: Mapping[str, float | None]) -> None:
     for what, value in values.items():
         if value is not None and not math.isfinite(value):
             raise WorkerError(
-                f"step {step}: the {what} is {value}; training has diverged: lower --learning-rate, or clip with "
-                "--max-grad-norm; the last checkpoint is from before"
+                f"step {step}: the {what} is {value}; training has diverged, or samples hold such numbers: look for "
+                "them, lower --learning-rate, or clip with --max-grad-norm; the last checkpoint is from before"
             )
