@@ -325,6 +325,29 @@ def test_workers_go_on_with_what_they_hold_under_a_coordinator_that_is_started_a
     assert not (out / "coordinator").exists()
 
 
+def test_a_run_goes_on_where_it_was_under_a_coordinator_that_stood_still(start, workers, stages, law_profile, tmp_path):
+    """As where its machine sleeps: all workers take it for lost, and it hears of none of them."""
+    listen, out = f"{NEAR}:{two_free_ports()}", tmp_path / "run"
+    words = ("train", written(stages, law_profile, tmp_path), "--listen", listen, "--out", out, "--lost-after", "2 s")
+    coordinator = start(*words, "--steps", FOREVER, "--adapter", "off")
+    coordinator.wait_to_hear("spantrain worker --join")
+    token = Credentials.kept_in(credentials_in(out)).token.text
+    for name in stages.devices:
+        settings = WorkerSettings(join=listen, token=token, name=name, backend="cpu", keep_s=PATIENCE_S)
+        workers.start([WorkerPlacement(settings=settings)])
+    coordinator.wait_to_hear("loss")
+    coordinator.process.send_signal(signal.SIGSTOP)
+    until(lambda: all("is kept for" in workers.log_of(name).read_text() for name in stages.devices))
+    coordinator.process.send_signal(signal.SIGCONT)
+    coordinator.wait_to_hear("Training goes on after")
+    said = "".join(coordinator.said)
+    assert re.search(r"lost \(.*\): step \d+ is trained again", said), said
+    assert "goes back" not in said
+    assert "all go back" not in said
+    coordinator.process.send_signal(signal.SIGTERM)
+    coordinator.end()
+
+
 @pytest.mark.parametrize("workers_live", [True, False])
 def test_a_run_goes_on_from_another_machine_when_the_coordinators_is_lost_with_its_disk(
     start, workers, stages, law_profile, tmp_path, workers_live

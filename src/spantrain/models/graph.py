@@ -27,7 +27,6 @@ from spantrain.models.units import Rows, UnitModule
 
 _Batch = tuple[tuple[Tensor, ...], Rows]
 
-_FLOAT16 = {"bfloat16": "float16"}
 _SMALL, _LARGE = 1, 3
 """Batch sizes between which bytes held are compared: what does not grow with the batch is not counted."""
 
@@ -86,9 +85,9 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
 
 def _in_float16(graph: UnitGraph) -> UnitGraph:
     """Return a graph of bfloat16 with what crosses its cuts in float16."""
-    rows = [[replace(one, dtype=_FLOAT16.get(one.dtype, one.dtype)) for one in unit.outputs] for unit in graph.units]
-    units = zip(graph.units, rows, strict=True)
-    return replace(graph, units=tuple(replace(unit, outputs=tuple(outputs)) for unit, outputs in units))
+    named = {"bfloat16": "float16"}.get
+    rows = [tuple(replace(one, dtype=named(one.dtype, one.dtype)) for one in unit.outputs) for unit in graph.units]
+    return replace(graph, units=tuple(replace(unit, outputs=row) for unit, row in zip(graph.units, rows, strict=True)))
 
 
 def _unit_class(spec: ModelSpec, module: UnitModule, inputs: tuple[TensorSpec, ...]) -> str:

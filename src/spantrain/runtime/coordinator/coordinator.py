@@ -9,7 +9,7 @@ from spantrain.recovery.policy import DeviceFailed, EndOnLoss
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
 from spantrain.runtime.control.orders import FollowOrder, GiveOrder, TrainOrder, TrainResult
 from spantrain.runtime.control.plane import A, Order
-from spantrain.runtime.control.requests import HeldState, OrderFailure, OrderOutcome
+from spantrain.runtime.control.requests import OrderFailure, OrderOutcome
 from spantrain.runtime.coordinator import roster
 from spantrain.runtime.coordinator import worker_service as service
 from spantrain.runtime.coordinator.barrier import StepBarrier
@@ -249,10 +249,10 @@ class Coordinator:
                 self._roster[name].dismissed = True
             self._changed.notify_all()
 
-    def held(self) -> dict[str, HeldState]:
-        """Return what workers have brought of a run whose coordinator they had lost, by device."""
+    def holders(self, step: int) -> tuple[str, ...]:
+        """Return whose workers can begin a step with what they have brought; they had lost their coordinator."""
         with self._changed:
-            return {member.name: member.held for member in self._roster if member.held is not None}
+            return tuple(one.name for one in self._roster if one.order is None and one.held and one.held.reaches(step))
 
     def failures(self) -> dict[str, OrderFailure]:
         """Return what devices have told of orders that failed or were ended."""

@@ -26,11 +26,12 @@ from spantrain.planner.present import NewPlan
 from spantrain.recovery.policy import holds_all
 from spantrain.runtime.control.orders import GiveOrder, KeptState, TrainOrder
 from spantrain.runtime.coordinator.barrier import CommitPoint, StepBarrier
-from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryError
 
 _LESS = 0.8
 """Part of what was reckoned besides the framework's memory, with which a device that ran out of it is planned then."""
+_BACK_S = 15.0
+"""How long devices that were lost all at once are given to come back."""
 _SHOWN = 160
 """Letters of what a device says of its memory; all of it is in its log."""
 
@@ -118,19 +119,24 @@ class Setback(Record):
     """Devices that are still here whose memory did not suffice, and what each says of it."""
 
 
-def setback_of(
-    error: DeviceLostError | DeviceMemoryError, leg: Leg, barrier: StepBarrier, coordinator: Coordinator
-) -> Setback:
-    """Have all devices of a leg leave the step under way; return what is left of the leg."""
-    known_s = time.monotonic()
+def setback_of(error: DeviceLostError | DeviceMemoryError, leg: Leg, barrier: StepBarrier, session: Session) -> Setback:
+    """Have all devices of a leg leave the step under way; return what is left of the leg.
+
+    If none is, it was rather this machine that stood still or was cut off: they come back, with what they hold.
+    """
+    known_s, coordinator, missing = time.monotonic(), session.coordinator, list[str]()
     barrier.abort(str(error))
     here = coordinator.settle((*leg.plan.devices, *leg.givers))
-    failures = coordinator.failures()
+    until_s = time.monotonic() + (0.0 if here or session.workers is not None else _BACK_S)
+    while time.monotonic() < until_s and (missing := coordinator.missing(leg.plan.devices, unlike=missing)):
+        pass  # it waits a moment
+    failures, committed = coordinator.failures(), barrier.committed
+    holders = [name for name in here if name not in failures or failures[name].holds]
     return Setback(
         error=error,
         known_s=known_s,
-        committed=barrier.committed,
-        holders=tuple(name for name in here if name not in failures or failures[name].holds),
+        committed=committed,
+        holders=(*holders, *coordinator.holders(committed.step)),
         short={name: failures[name].error for name in here if name in failures and failures[name].out_of_memory},
     )
 

@@ -243,7 +243,7 @@ def with_what_is_held(session: Session, request: TrainRequest, reporter: Reporte
         return request
     held = resume.held
     request = replace(request, plan=replace(request.plan, generation=request.plan.generation + 1))
-    holders = [name for name, state in session.coordinator.held().items() if state.reaches(held.step)]
+    holders = session.coordinator.holders(held.step)
     if holds_all(held.plan, holders):
         reporter.note(f"Goes on after step {held.step} with what {len(holders)} workers hold; no checkpoint is read")
         return request
