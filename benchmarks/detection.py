@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import wait_for
 from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
@@ -51,7 +52,7 @@ class Watched:
         where = self.coordinator.join_address, self.coordinator.token
         settings = [WorkerSettings(join=where[0], token=where[1], name=name, backend="cpu") for name in names]
         self.workers.start([WorkerPlacement(settings=one) for one in settings])
-        wait_for(self.coordinator, names, WAIT_S, lambda _joined: None)
+        wait_for(self.coordinator, names, WAIT_S, SilentReporter())
         gone = self.word(SETTLED_S)
         assert gone is None, f"a false alarm: {gone}"
 
@@ -60,16 +61,17 @@ class Watched:
         ends_s = time.monotonic() + within_s
         told: list[tuple[float, str]] = []
 
-        def tick(_joined: int) -> None:
-            if told or time.monotonic() > ends_s:
-                raise Told
+        class Ticks(SilentReporter):
+            def progress(self, done: int, total: int, text: str) -> None:
+                if told or time.monotonic() > ends_s:
+                    raise Told
 
         def news(text: str) -> None:
             if " is gone: " in text:
                 told.append((time.monotonic(), text.split(" It is waited for")[0]))
 
         with contextlib.suppress(Told):
-            wait_for(self.coordinator, (*NAMES, AWAITED), 2 * WAIT_S, tick, news)
+            wait_for(self.coordinator, (*NAMES, AWAITED), 2 * WAIT_S, Ticks(), tell=news)
         return told[0] if told else None
 
     def process(self, name: str) -> psutil.Process:

@@ -58,6 +58,10 @@ class Steps(SilentReporter):
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.notes: list[str] = []
+        self.joined = 0
+
+    def progress(self, done: int, _total: int, _text: str) -> None:
+        self.joined = done
 
     def step(self, outcome: StepOutcome, _metrics: object, total_steps: int) -> None:
         self.steps.append(outcome.step)
@@ -88,7 +92,7 @@ class Machines:
     def start(self, plan: Plan) -> "Future[TrainOutcome]":
         """Have workers join for all devices of a plan, and begin to train it."""
         self.join(plan, *plan.devices)
-        wait_for(self.coordinator, plan.devices, PATIENCE_S, lambda _joined: None)
+        wait_for(self.coordinator, plan.devices, PATIENCE_S, self.told)
         return self.train(plan)
 
     def train(self, plan: Plan) -> "Future[TrainOutcome]":
@@ -245,8 +249,7 @@ def test_who_goes_while_others_are_awaited_is_replaced(machines, stages):
     run = machines(stages)
     first, second = stages.devices
     with ThreadPoolExecutor(1) as pool:
-        joined: list[int] = []
-        waiting = pool.submit(wait_for, run.coordinator, stages.devices, PATIENCE_S, joined.append, run.told.note)
+        waiting = pool.submit(wait_for, run.coordinator, stages.devices, PATIENCE_S, run.told, tell=run.told.note)
         run.join(stages, first)
         until(lambda: run.told.notes == [f"Device {first} has joined, 1 of 2"])
         run.process(first).kill()
@@ -259,7 +262,7 @@ def test_who_goes_while_others_are_awaited_is_replaced(machines, stages):
         run.join(stages, first, second)
         waiting.result(PATIENCE_S)
     assert len(run.told.notes) == 4
-    assert joined[-1] == 2
+    assert run.told.joined == 2
     result = run.train(stages)
     until(lambda: run.told.steps)
     run.stop.ask()
@@ -333,6 +336,7 @@ def test_a_run_goes_on_where_it_was_under_a_coordinator_that_stood_still(start, 
     coordinator.wait_to_hear("spantrain worker --join")
     token = Credentials.kept_in(credentials_in(out)).token.text
     for name in stages.devices:
+        workers.log_of(name).unlink(missing_ok=True)
         settings = WorkerSettings(join=listen, token=token, name=name, backend="cpu", keep_s=PATIENCE_S)
         workers.start([WorkerPlacement(settings=settings)])
     coordinator.wait_to_hear("loss")

@@ -30,10 +30,9 @@ from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryEr
 
 _LESS = 0.8
 """Part of what was reckoned besides the framework's memory, with which a device that ran out of it is planned then."""
-_BACK_S = 15.0
-"""How long devices that were lost all at once are given to come back."""
-_SHOWN = 160
-"""Letters of what a device says of its memory; all of it is in its log."""
+_BACK_S, _SHOWN = 15.0, 160
+"""For so long devices that were lost all at once are awaited. Letters of what one says of its memory; its log has all.
+"""
 
 
 class Leg(Record):
@@ -171,8 +170,7 @@ def leg_after(
     Raises:
         PeerLostError, WorkerError: it cannot go on; says why.
     """
-    committed, holders = setback.committed, setback.holders
-    settled_s = time.monotonic()
+    committed, holders, settled_s = setback.committed, setback.holders, time.monotonic()
     present = frozenset(holders) - frozenset(leg.leaving) | frozenset(session.coordinator.here())
     if not present:
         raise setback.error
