@@ -62,7 +62,7 @@ class Watched:
         told: list[tuple[float, str]] = []
 
         class Ticks(SilentReporter):
-            def progress(self, done: int, total: int, text: str) -> None:
+            def progress(self, _done: int, _total: int, _text: str) -> None:
                 if told or time.monotonic() > ends_s:
                     raise Told
 
