@@ -1,5 +1,6 @@
 """Plans whose state is in a host's memory: where they fit, what they take, when the default has them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,9 @@ from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import HOST_BYTES_PER_S, UPDATE_BYTES_PER_S
 from spantrain.devices.registry import BACKENDS
 from spantrain.errors import InfeasiblePlanError
+from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec, PlanRequest
 from spantrain.planner.strategies.auto.strategy import auto
 from spantrain.planner.strategies.baselines import offload, single_device
@@ -54,6 +57,13 @@ def test_what_fits_nowhere_else_is_offloaded_where_the_hosts_memory_is_known(pro
     with pytest.raises(InfeasiblePlanError, match="does not fit"):
         auto(request_of(profile(None)))
     assert offload(request_of(profile(None)))
+
+
+def test_what_no_plan_can_be_under_is_told_where_nobody_says_what_memory_a_host_has(profile):
+    outcome = make_plan(profile(None), JOB, PlanOptions(strategies=("offload",)))
+    assert 0 < outcome.bound.step_s <= outcome.step_s_predicted
+    assert any(reason.startswith("No plan can be under ") for reason in outcome.report.reasons)
+    assert Relaxation(request_of(profile(None))).bound().step_s == math.inf
 
 
 @pytest.mark.parametrize(

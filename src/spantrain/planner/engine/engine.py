@@ -304,7 +304,7 @@ class _Planning:
             # What is shown first is the plan of the group that does most samples in a step.
             plan, evaluation = max(taken.plans.values(), key=lambda entry: entry[0].global_batch)
             plan = replace(plan, strategy=chosen, outer=taken.outer)
-        bound = Relaxation(self._request).bound()
+        bound = Relaxation(self._request, offloads=proposal.plan.stages[0].offloads).bound()
         reasons += () if taken else (sentences.bounded(plan, evaluation, bound, len(self._request.devices)),)
         reasons += sentences.verdict(self._job.global_batch / samples_per_s, (site, device))
         reasons += over_time(plan, self._profile, self._job.optimizer) + said

@@ -53,20 +53,20 @@ class Relaxation:
         ProfileError: the profile lacks a timing of a kind.
     """
 
-    def __init__(self, request: PlanRequest) -> None:
-        self._profile, self._job, limits = request.profile, request.job, request.constraints
-        self._spans = request.job.span_tables(request.profile)
-        own = request.profile.cluster.device_by_name
-        self._objective = request.objective
-        devices = self._devices = [own[name] for name in request.devices_within_quotas]
+    def __init__(self, request: PlanRequest, *, offloads: bool = False) -> None:
+        """`offloads`: whether a host of which nobody says how much memory it has is taken to have enough."""
+        self._profile, self._job, self._objective = request.profile, request.job, request.objective
+        self._spans, cluster = request.job.span_tables(request.profile), request.profile.cluster
+        devices = self._devices = [cluster.device_by_name[name] for name in request.devices_within_quotas]
         kinds = Counter(device.make for device in devices)
         self._kinds = {key: number for number, key in enumerate(kinds)}
         self._sites = {site: number for number, site in enumerate(dict.fromkeys(device.site for device in devices))}
         self._counts = np.zeros((len(self._sites), len(kinds)))
         for device in devices:
             self._counts[self._sites[device.site], self._kinds[device.make]] += 1
-        cluster, self._state_bytes = self._profile.cluster, self._spans.memory.state_bytes(range(self._spans.units))
-        roomy = {host.name for host in cluster.hosts if (host.memory_bytes or 0) >= self._state_bytes}
+        self._state_bytes = self._spans.memory.state_bytes(range(self._spans.units))
+        enough = math.inf if offloads else 0
+        roomy = {host.name for host in cluster.hosts if (host.memory_bytes or enough) >= self._state_bytes}
         self._offload = {d.site for d in devices if d.host in roomy and not cluster.kind_by_name[d.kind].unified_memory}
         """Sites with a host that has room for all state."""
         lines = [self._line(kind) for kind, _, _ in kinds]
@@ -74,7 +74,7 @@ class Relaxation:
         # The members of a tensor-parallel group share what does not depend on samples.
         self._fixed = fixed.min(axis=0) * (not request.dividing)
         self._passes_s = np.min([self._seconds(kind, 1, Op.FORWARD) for kind, _, _ in kinds], axis=0)
-        formats = limits.wire_formats
+        formats = request.constraints.wire_formats
         cuts = [min(min(u.forward_bytes(f), u.backward_bytes(f)) for f in formats) for u in self._profile.graph.units]
         self._cut_bytes = float(min(cuts[:-1], default=0))
 
