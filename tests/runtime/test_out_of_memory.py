@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,8 +116,11 @@ def test_who_ran_out_of_memory_in_its_update_stays_and_holds_nothing(make_plan, 
         def failures(self) -> dict[str, OrderFailure]:
             return told
 
+        def holders(self, _step: int) -> tuple[str, ...]:
+            return ()
+
     error = DeviceMemoryError("s0r0 ran out of memory", device="s0r0", why="CUDA out of memory")
-    found = setback_of(error, Leg(plan=plan, first_step=0), barrier, Left())
+    found = setback_of(error, Leg(plan=plan, first_step=0), barrier, SimpleNamespace(coordinator=Left(), workers=None))
     assert found.holders == ("s1r0",)
     assert found.short == {"s0r0": "CUDA out of memory"}
 

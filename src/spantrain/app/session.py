@@ -11,7 +11,6 @@ from pathlib import Path
 from spantrain.app.launch.way import LaunchWay, OnlyWrittenError, StartedByHand, WantedWorkers
 from spantrain.app.relay import reached_through
 from spantrain.app.reporter import Reporter
-from spantrain.config.files.text_files import make_private_folder
 from spantrain.core.cluster import Cluster
 from spantrain.core.records import Record
 from spantrain.errors import ConfigError, PeerLostError, TestbedError, UsageError
@@ -154,10 +153,7 @@ def _remote(
     workers = stack.enter_context(launch.prepare(wanted, reporter) if launch else StartedByHand(wanted, reporter))
     # Workers that end with this process have no use for one that is started again.
     kept = options.credentials if launch is None or launch.only_writes else None
-    credentials = Credentials.kept_in(kept) if kept and kept.exists() else Credentials.create()
-    if kept:
-        make_private_folder(kept.parent)
-        credentials.keep(kept)
+    credentials = Credentials.kept_in(kept) if kept and (launch or kept.exists()) else Credentials.create()
     if launch and launch.only_writes:
         workers.start(listen, credentials.token.text)
         raise OnlyWrittenError
@@ -173,6 +169,8 @@ def _remote(
     )
     coordinator.start()
     stack.callback(coordinator.stop)
+    if kept:
+        credentials.keep(kept)
     stack.callback(workers.expect_ends)  # before that
     workers.start(coordinator.join_address, coordinator.token)
     patience_s = launch.patience_s if launch else options.join_timeout_s

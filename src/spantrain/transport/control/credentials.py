@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from spantrain.config.files.parsing import parse_json
-from spantrain.config.files.text_files import read_private, write_atomically
+from spantrain.config.files.text_files import make_private_folder, read_private, write_atomically
 from spantrain.core.records import Record
 from spantrain.errors import ProtocolError, UsageError
 from spantrain.transport.control.protocol import COORDINATOR_NAME
@@ -304,11 +304,12 @@ class Credentials(Record):
             ) from None
 
     def keep(self, path: Path) -> None:
-        """Write them to a file for its owner alone.
+        """Write them to a file for its owner alone, in a folder that is made if it is not there.
 
         Raises:
             UsageError: it cannot be written.
         """
+        make_private_folder(path.parent)
         pems = (
             self.identity.key_pem,
             self.identity.certificate_pem,
