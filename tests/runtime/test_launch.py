@@ -56,6 +56,36 @@ def test_a_dry_run_writes_what_joins_the_run_that_follows(plan_path, tmp_path, c
     assert (out / "launch" / "token.env").read_text() == f"SPANTRAIN_JOIN=127.0.0.1:7000\nSPANTRAIN_TOKEN={token}\n"
 
 
+def test_workers_that_ended_while_their_coordinator_stood_still_are_started_again(
+    start, make_plan, spec_of, law_profile, tmp_path
+):
+    """As where the machine sleeps that launched them: they end, for none of them is to outlive a launch."""
+    cache, out, code = tmp_path / "cache", tmp_path / "run", tmp_path / "code"
+    code.mkdir()
+    plan = make_plan(spec_of("gpt2"), [0, 2, 5], [[1], [1, 1]], [[Span(0, 2), Span(2, 4)]] * 2, "critical-path")
+    here = re.sub(r"(name: s\w+), .*backend", r"\1, address: 127.0.0.1, backend", CLUSTER)
+    plan_path = written(replace(plan, cluster=parse_cluster(here, source="this test")), law_profile, tmp_path)
+    python = tool(tmp_path, "python", f'XDG_CACHE_HOME={cache} exec {interpreter(tmp_path)} "$@"')
+    program = start(
+        "launch", "--ssh", "--python", python, "--code", code,
+        "--env", "GLOO_SOCKET_IFNAME=lo", "--restarts", "2", "--",
+        "train", plan_path, "--steps", "1000000", "--out", out, "--listen", "127.0.0.1:0", "--lost-after", "2 s",
+        "--checkpoint-every", "5",
+    )  # fmt: skip
+    program.wait_to_hear("step 1/")
+    until((out / "checkpoint" / "latest").exists)
+    before = workers(cache)
+    program.process.send_signal(signal.SIGSTOP)
+    psutil.wait_procs(list(before.values()), PATIENCE_S)
+    assert workers(cache) == {}
+    program.process.send_signal(signal.SIGCONT)
+    program.wait_to_hear("Training goes on after")
+    assert re.search(r"all go back to the checkpoint after \d+ steps", "".join(program.said))
+    program.process.send_signal(signal.SIGINT)
+    program.end()
+    assert workers(cache) == {}
+
+
 def test_workers_run_where_ssh_leads_and_all_is_taken_down(start, plan_path, tmp_path, plain_processes):
     """One dies, is named with its log and started again, as is one that is cut off; Ctrl-C ends all on all machines.
 

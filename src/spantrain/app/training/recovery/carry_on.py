@@ -30,7 +30,7 @@ from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryEr
 
 _LESS = 0.8
 """Part of what was reckoned besides the framework's memory, with which a device that ran out of it is planned then."""
-_BACK_S, _SHOWN = 15.0, 160
+_BACK_S, _SHOWN = 60.0, 160
 """For so long devices that were lost all at once are awaited. Letters of what one says of its memory; its log has all.
 """
 
