@@ -21,53 +21,21 @@ from spantrain.app.launch.ssh import SshWay
 from spantrain.app.launch.way import LaunchOptions, LaunchWay, WantedWorkers
 from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import parse_cluster
-from spantrain.errors import ConfigError, PeerLostError
+from spantrain.errors import ConfigError
 from spantrain.reach.code import PackedCode
 from spantrain.transport.control.address import Address
 from spantrain.transport.relay.protocol import RelayAccess
+from testing.launches import CLUSTER, Told, on_this_machine, wanted_workers
 from testing.machines import tool
 from testing.patience import PATIENCE_S, until
 
-CLUSTER = """
-name: two
-sites:
-  - name: lab
-    network: {bandwidth: 10 Gbit/s, latency: 0.1 ms}
-    hosts:
-      - {name: big, backend: cuda, devices: {a100: 2}}
-      - {name: small, backend: cuda, devices: {t4: 1}}
-  - name: Field.2
-    network: {bandwidth: 1 Gbit/s, latency: 0.1 ms}
-    hosts:
-      - {name: box, address: 10.0.0.7, ssh: me@gate, backend: cpu, devices: {cpu: 1}}
-links: [{between: all, bandwidth: 100 Mbit/s, latency: 10 ms}]
-"""
 JOIN, TOKEN = "10.0.0.5:7000", "st1secret"
 RELAY = RelayAccess(address=Address.parse("10.0.0.9:9000"), token="r" * 32)
 
 
-class Told(SilentReporter):
-    """Keeps what was noted."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 @pytest.fixture
 def wanted(tmp_path) -> WantedWorkers:
-    cluster = parse_cluster(CLUSTER, source="this test")
-    (tmp_path / "net.py").write_text("def make(): ...\n")
-    return WantedWorkers(
-        cluster=cluster,
-        devices=tuple(device.name for device in cluster.devices),
-        log_folder=tmp_path / "run" / "logs",
-        functions=(f"{tmp_path}/net.py:make", "package.module:data"),
-        data=("/data/text with space",),
-        encrypted=False,
-    )
+    return wanted_workers(tmp_path)
 
 
 @pytest.fixture
@@ -399,29 +367,3 @@ while [ "$1" != registry/spantrain:1 ]; do shift; done; shift; exec "$@" """
     mounts = f"--mount type=bind,readonly,source={data},target={data} --mount type=volume,source=spantrain-code,"
     run = f"run --rm --interactive --init --network=host --ipc=host --entrypoint= --gpus=all {mounts}"
     assert all(line.startswith(run) for line in (folder / "said").read_text().splitlines())
-
-
-def on_this_machine(wanted: WantedWorkers, but: str = "") -> WantedWorkers:
-    hosts = tuple(
-        host if host.name == but else replace(host, address="127.0.0.1", ssh=None) for host in wanted.cluster.hosts
-    )
-    return replace(wanted, cluster=replace(wanted.cluster, hosts=hosts), functions=())
-
-
-def test_all_that_machines_lack_is_told_at_once(wanted, tmp_path):
-    """In the one message, before anything is started."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\nexec python3 -I -S "$@"\n')
-    python.chmod(0o755)
-    way = SshWay(options=LaunchOptions(python={"": str(python)}))
-    with pytest.raises(ConfigError) as refused:
-        way.prepare(on_this_machine(wanted), SilentReporter())
-    text = str(refused.value)
-    assert f"big: {python} cannot import spantrain and torch; install it there (pip install spantrain)" in text
-    assert "data /data/text with space is not on big, small, box; copy it there: code is copied, data are not" in text
-
-
-def test_a_machine_that_is_not_there_is_named_with_the_remedy(wanted):
-    way = SshWay(options=LaunchOptions(words={"": ("-F", "/dev/null")}))
-    with pytest.raises(PeerLostError, match=r"box \(by ssh, me@gate\): cannot be reached: .*; make `ssh -F /dev/null"):
-        way.prepare(on_this_machine(wanted, but="box"), SilentReporter())

@@ -39,10 +39,13 @@ def ask(run: Path, device: str, kind: str, text: str, *, nowhere: str) -> None:
             cannot be read or written to.
     """
     folder = run / kind
-    lock = run / LOCK_FILE
-    with suppress(OSError):  # nobody else can lock it while the run is under way
-        if not folder.is_dir() or (lock.is_file() and locked_file(lock).close() is None):
-            raise ConfigError(f"{run}: {nowhere}")
+    under_way = folder.is_dir()
+    if (run / LOCK_FILE).is_file():
+        with suppress(OSError):  # the run's process has locked it
+            locked_file(run / LOCK_FILE).close()
+            under_way = False
+    if not under_way:
+        raise ConfigError(f"{run}: {nowhere}")
     try:
         names = (folder / _NAMES).read_text().splitlines()
         if device not in names:

@@ -18,7 +18,6 @@ from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.testbed.testbed import Testbed, why_unavailable
-from spantrain.transport.connection.bounds import RefusalCounter
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.credentials import Credentials
 from spantrain.transport.relay.protocol import RelayAccess
@@ -165,8 +164,8 @@ def _remote(
         starter=workers,
         heartbeat_timeout_s=options.heartbeat_timeout_s,
         credentials=credentials,
-        refusals=RefusalCounter("The coordinator", reporter.note),
     )
+    coordinator.refusals.name, coordinator.refusals.tell = "The coordinator", reporter.note
     coordinator.start()
     stack.callback(coordinator.stop)
     if kept:

@@ -30,7 +30,7 @@ MAX_ANSWER_BYTES = 2**20
 """What one program may print in all; probes print a few kilobytes."""
 _CHUNK_BYTES = 65536
 """Of the end of what it says on standard error, which is kept for messages."""
-_TOOL_S, _MAX_SAID = 120.0, 32 * 2**20
+TOOL_S, _MAX_SAID = 120.0, 32 * 2**20
 _LEAVE_S = 2.0
 _LOOK_S = 0.2
 _AT_ONCE = 64
@@ -142,11 +142,11 @@ def run_tool(words: Sequence[str]) -> str:
         WorkerError: it failed, or took too long; with what it said.
     """
     try:
-        ended = subprocess.run(words, capture_output=True, timeout=_TOOL_S, check=False, stdin=subprocess.DEVNULL)
+        ended = subprocess.run(words, capture_output=True, timeout=TOOL_S, check=False, stdin=subprocess.DEVNULL)
     except OSError as error:
         raise UsageError(f"{words[0]}: cannot be started: {error.strerror}; install it") from None
     except subprocess.TimeoutExpired:
-        raise WorkerError(f"`{shlex.join(words)}` took more than {_TOOL_S:.0f} s") from None
+        raise WorkerError(f"`{shlex.join(words)}` took more than {TOOL_S:.0f} s") from None
     if ended.returncode != 0:
         said = ended.stderr[-2000:].decode(errors="replace").strip()
         raise WorkerError(f"`{shlex.join(words)}` ended with status {ended.returncode}: {said}")

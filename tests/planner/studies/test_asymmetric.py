@@ -80,7 +80,8 @@ def test_zorse_makes_each_place_a_stage_with_samples_by_what_devices_get_done(ma
     mixed = next(stage for stage in plan.stages if "s-0-0" in stage.devices)
     share = {replica.devices[0]: replica.sample_share for replica in mixed.replicas}
     assert share["s-0-0"] > 2 * share["s-1-0"]
-    assert len(mixed.units) > plan.stages[1 - plan.stages.index(mixed)].end_unit / 3
+    other = plan.stages[1 - plan.stages.index(mixed)]
+    assert len(mixed.units) > 1.3 * len(other.units)  # they get twice as much done
 
 
 def test_zorse_divides_state_where_it_does_not_fit_whole(make_profile, make_graph):

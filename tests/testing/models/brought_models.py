@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from testing.models.recurrent_models import ReadsPacked, Recurrent
+
 SAMPLES, TOKENS, WORDS, WIDTH, CLASSES = 6, 8, 40, 8, 3
 TEXT = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 DECODER = {**TEXT, "num_hidden_layers": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
@@ -226,18 +228,8 @@ def functional_dropout():
     return Functional(), *classified()[1:]
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.recurrent = nn.LSTM(WIDTH, WIDTH, num_layers=2, dropout=0.25, batch_first=True)
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.head(self.recurrent(hidden)[0][:, -1])
-
-
 def recurrent():
-    return Recurrent(), (torch.randn(SAMPLES, 5, WIDTH), kinds()), functional.cross_entropy
+    return Recurrent(WIDTH, CLASSES), (torch.randn(SAMPLES, 5, WIDTH), kinds()), functional.cross_entropy
 
 
 class Depth(Block):
@@ -324,25 +316,13 @@ def hooked():
     return model, batch, loss
 
 
-class ReadsPacked(nn.Module):
-    """Texts of unlike lengths, as recurrent layers have them: packed, and padded again for what reads all words."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.layers = nn.ModuleList((nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.GRU(WIDTH, WIDTH, batch_first=True)))
-
-    def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
-        hidden, how = self.embedding(words), {"batch_first": True}
-        for layer in self.layers:
-            packed = nn.utils.rnn.pack_padded_sequence(hidden, lengths.cpu(), enforce_sorted=False, **how)
-            hidden, _ = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], total_length=words.shape[1], **how)
-        return self.head(hidden.sum(dim=1))
-
-
 def packed():
     words, lengths = torch.randint(0, WORDS, (SAMPLES, TOKENS)), torch.tensor([8, 3, 5, 1, 8, 2])
-    return ReadsPacked(), (words, lengths, torch.arange(SAMPLES) % CLASSES), functional.cross_entropy
+    return (
+        ReadsPacked(WORDS, WIDTH, CLASSES),
+        (words, lengths, torch.arange(SAMPLES) % CLASSES),
+        functional.cross_entropy,
+    )
 
 
 def gradient_hooked():

@@ -13,8 +13,9 @@ from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, j
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import make_private_folder, write_atomically
 from spantrain.errors import UsageError, WorkerError
+from spantrain.reach.machines import TOOL_S
 
-_LOOK_S, _LEAVE_S, _LONGEST_LOOK_S = 3.0, 3.0, 240.0
+_LOOK_S, _LEAVE_S = 3.0, 3.0
 TOKEN_FILE = "token.env"
 """Where and with what workers join, as variables; for its owner's eyes alone."""
 
@@ -52,7 +53,7 @@ class BatchWorkers(StartedWorkers):
         """Take back all jobs; where to join is of no more use."""
         self._stop.set()
         if self._thread.is_alive():
-            self._thread.join(_LONGEST_LOOK_S)
+            self._thread.join(2 * TOOL_S)
         if self.way.only_writes:
             return
         deadline_s = time.monotonic() + _LEAVE_S

@@ -47,7 +47,6 @@ class Coordinator:
         starter: roster.WorkerStarter | None = None,
         heartbeat_timeout_s: float | None = None,
         credentials: Credentials | None = None,
-        refusals: RefusalCounter | None = None,
     ) -> None:
         """Take where to listen, and whom to await.
 
@@ -59,7 +58,6 @@ class Coordinator:
             starter: Who has started the workers; None: people.
             heartbeat_timeout_s: After what silence a worker is lost; None: as measured, 6 s at most.
             credentials: What workers know it by, of one that went before it; None: new ones.
-            refusals: Counts, in any thread, what is not let in, and tells of it; None: nobody hears of it.
         """
         self._reached_at = reached_at
         self._starter = starter or roster.WorkerStarter()
@@ -71,6 +69,7 @@ class Coordinator:
         self._followers: dict[str, roster.RosterEntry] = {}  # they take state ahead, beside the orders under way
         self._follower_gone: FollowerGone = lambda _device, _why: None
         self._leave_s = _LEAVE_S
+        self.refusals = RefusalCounter()  # of what is not let in, in any thread; told as soon as it has a name
         self._server = ControlServer(
             bind=bind,
             on_join=self._service.join,
@@ -78,7 +77,7 @@ class Coordinator:
             may_replace=self._service.may_replace,
             on_line=self._service.on_line,
             credentials=credentials,
-            refusals=refusals,
+            refusals=self.refusals,
         )
 
     @property

@@ -31,10 +31,10 @@ class Refusal(ProtocolError):
 class RefusalCounter:
     """How often each reason was given for a refusal, from any thread."""
 
-    def __init__(self, name: str = "", tell: Callable[[str], None] = _LOG.warning) -> None:
+    def __init__(self, name: str = "") -> None:
         """`name`: who refuses, where the first, second, fourth, ... for each reason are told, or nothing is."""
-        self._name, self._tell = name, tell
-        self._counts: Counter[str] = Counter()
+        self.name, self._counts = name, Counter[str]()
+        self.tell: Callable[[str], None] = _LOG.warning
         self._lock = threading.Lock()
 
     def add(self, reason: str, text: str = "", *, count: int = 1) -> None:
@@ -42,8 +42,8 @@ class RefusalCounter:
         with self._lock:
             self._counts[reason] += count
             number = self._counts[reason]
-        if self._name and text and number & (number - 1) == 0:
-            self._tell(f"{self._name} refused ({reason}, {number} by now): {printable(text)}")
+        if self.name and text and number & (number - 1) == 0:
+            self.tell(f"{self.name} refused ({reason}, {number} by now): {printable(text)}")
 
     def refuse(self, refusal: Refusal, source: str) -> None:
         """Count something of somebody that was not accepted."""

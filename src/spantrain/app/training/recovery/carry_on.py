@@ -31,8 +31,7 @@ from spantrain.runtime.coordinator.roster import DeviceLostError, DeviceMemoryEr
 _LESS = 0.8
 """Part of what was reckoned besides the framework's memory, with which a device that ran out of it is planned then."""
 _BACK_S, _SHOWN = 60.0, 160
-"""For so long devices that were lost all at once are awaited. Letters of what one says of its memory; its log has all.
-"""
+"""Seconds for which devices that were lost all at once are awaited; letters of what one says of its memory."""
 
 
 class Leg(Record):
@@ -123,12 +122,12 @@ def setback_of(error: DeviceLostError | DeviceMemoryError, leg: Leg, barrier: St
 
     If none is, it was rather this machine that stood still or was cut off: they come back, with what they hold.
     """
-    known_s, coordinator, missing = time.monotonic(), session.coordinator, list[str]()
+    known_s, coordinator, missing = time.monotonic(), session.coordinator, [*leg.plan.devices]
     barrier.abort(str(error))
     here = coordinator.settle((*leg.plan.devices, *leg.givers))
     until_s = time.monotonic() + (0.0 if here or session.workers is not None else _BACK_S)
-    while time.monotonic() < until_s and (missing := coordinator.missing(leg.plan.devices, unlike=missing)):
-        pass  # it waits a moment
+    while missing and time.monotonic() < until_s:
+        missing = coordinator.missing(leg.plan.devices, unlike=missing)
     failures, committed = coordinator.failures(), barrier.committed
     holders = [name for name in here if name not in failures or failures[name].holds]
     return Setback(
