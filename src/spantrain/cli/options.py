@@ -3,10 +3,10 @@
 import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, Field, fields, replace
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -35,22 +35,16 @@ if TYPE_CHECKING:
 Preset = Annotated[str | None, typer.Option("--preset", help=f"A ready cluster: {', '.join(PRESET_NAMES)}.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="A cluster file (docs/cluster.md).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output; the rest to stderr.")]
-PricesFile = Annotated[
-    Path | None, typer.Option("--prices", help="A file of prices in the place of the shipped ones (docs/prices.md).")
-]
+PricesFile = Annotated[Path | None, "A file of prices in the place of the shipped ones (docs/prices.md)."]
 NoNetwork = Annotated[
     bool, typer.Option("--no-network", help="Do not emulate links: all workers on loopback, unshaped.")
 ]
 NetworkTraceName = Annotated[
     str | None,
-    typer.Option(
-        "--network-trace",
-        help="How links between sites change from the first step on: a name (`spantrain testbed traces`) or FILE.yaml.",
-    ),
+    "How links between sites change from the first step on: a name (`spantrain testbed traces`) or FILE.yaml.",
 ]
 Listen = Annotated[
-    str | None,
-    typer.Option(help="HOST:PORT on which to wait for workers of other machines, instead of starting them here."),
+    str | None, "HOST:PORT on which to wait for workers of other machines, instead of starting them here."
 ]
 Relay = Annotated[
     str | None,
@@ -60,10 +54,8 @@ Relay = Annotated[
 ]
 LostAfter = Annotated[
     str | None,
-    typer.Option(
-        help="After what silence a worker is lost; default: with --listen as measured, under 2s on a calm "
-        "network and 6s at most; a minute for those of this machine. Longer where networks have outages."
-    ),
+    "After what silence a worker is lost; default: with --listen as measured, under 2s on a calm network and 6s at "
+    "most; a minute for those of this machine. Longer where networks have outages.",
 ]
 Metrics = Annotated[
     str | None, typer.Option("--metrics", help="HOST:PORT at which to serve metrics for Prometheus (docs/page.md).")
@@ -72,8 +64,8 @@ MetricsToken = Annotated[
     str | None,
     typer.Option(envvar="SPANTRAIN_METRICS_TOKEN", help="What Prometheus shows; default: a new one, which is printed."),
 ]
-Optimizer = Annotated[str, typer.Option(help=f"{', '.join(OPTIMIZERS)}: it decides the memory for its state.")]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Do not encrypt the data between workers.")]
+Optimizer = Annotated[str, f"{', '.join(OPTIMIZERS)}: it decides the memory for its state."]
+Insecure = Annotated[bool, "Do not encrypt the data between workers."]
 Data = Annotated[
     str | None,
     typer.Option(
@@ -85,10 +77,9 @@ Tokenizer = Annotated[
     Path | None, typer.Option(help="A tokenizer.json, or the folder of one; default: the model reads bytes.")
 ]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
-Dtype = Annotated[str, typer.Option(help=f"{', '.join(DTYPES)}; 16 bits by autocast, with the last weights, too.")]
+Dtype = Annotated[str, f"{', '.join(DTYPES)}; 16 bits by autocast, with the last weights, too."]
 EmulatedSpeed = Annotated[
-    float | None,
-    typer.Option(help="Fraction of their kind's speed at which emulated devices run; default: the cluster's."),
+    float | None, "Fraction of their kind's speed at which emulated devices run; default: the cluster's."
 ]
 Functions = Annotated[
     list[str] | None,
@@ -108,14 +99,17 @@ def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]]
     """Return a decorator: a command whose options are the fields of a dataclass, which it is given with its context.
 
     Typer makes options of parameters, so the command is shown to it with one parameter for each field; those that it
-    shares with other commands come behind its own.
+    shares with other commands come behind its own. A field that is annotated with its help alone is the option of its
+    name; one that is false by default is a switch, which has no opposite.
     """
     hints = get_type_hints(kind, include_extras=True)
     ordered = sorted(fields(kind), key=lambda one: one.name not in kind.__annotations__)  # type: ignore[arg-type]
     shown = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     for one in ordered:
         default = Parameter.empty if one.default is MISSING else one.default
-        shown.append(Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[one.name]))
+        shown.append(
+            Parameter(one.name, Parameter.KEYWORD_ONLY, default=default, annotation=_declared(hints[one.name], one))
+        )
 
     def decorate(run: Callable[[T, typer.Context], None]) -> Callable[..., None]:
         def command(context: typer.Context, **values: object) -> None:
@@ -127,6 +121,15 @@ def with_options(kind: type[T]) -> Callable[[Callable[[T, typer.Context], None]]
         return command
 
     return decorate
+
+
+def _declared(hint: Any, one: "Field[Any]") -> Any:
+    """Return a field's type as typer takes it."""
+    kind, *said = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    if not said or not isinstance(said[0], str):
+        return hint
+    switch = [f"--{one.name.replace('_', '-')}"] if one.default is False else []
+    return Annotated[kind, typer.Option(*switch, help=said[0])]
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
@@ -200,22 +203,14 @@ class ModelOptions(Record):
     data: Data = None
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
-    lora: Annotated[
-        str | None, typer.Option(help="Train adapters in an hf: model alone: r=8,alpha=16,targets=q_proj+v_proj.")
-    ] = None
-    dropout: Annotated[
-        str | None, typer.Option(help="on: as the module has it; off: it trains in evaluation mode. Default: on.")
-    ] = None
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Layers are compiled by torch.compile: a while to begin, then faster.")
-    ] = False
+    lora: Annotated[str | None, "Train adapters in an hf: model alone: r=8,alpha=16,targets=q_proj+v_proj."] = None
+    dropout: Annotated[str | None, "on: as the module has it; off: it trains in evaluation mode. Default: on."] = None
+    compile: Annotated[bool, "Layers are compiled by torch.compile: a while to begin, then faster."] = False
     chat_template: Annotated[
-        str | None, typer.Option(help="Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own.")
+        str | None, "Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own."
     ] = None
-    train_on: Annotated[str | None, typer.Option(help="Of conversations: learn `answers` (the default) or `all`.")] = (
-        None
-    )
-    packing: Annotated[bool, typer.Option("--packing", help="Several conversations in a sample, kept apart.")] = False
+    train_on: Annotated[str | None, "Of conversations: learn `answers` (the default) or `all`."] = None
+    packing: Annotated[bool, "Several conversations in a sample, kept apart."] = False
 
     def chosen_model(self, name: str, *, read: bool = True) -> "ModelSpec":
         """Return the model of that name, on the data that is asked for; which is read, to see that it can be.

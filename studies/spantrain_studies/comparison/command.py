@@ -44,13 +44,12 @@ _JSON_FILE, _PICTURE_FILE = "compare.json", "compare.svg"
 class CompareArguments:
     """The options of `spantrain compare`."""
 
-    model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny.")]
+    model: Annotated[str, "The model, e.g. gpt2-tiny."]
     out: Out = Path("runs/compare")
     preset: Preset = None
     cluster: ClusterFile = None
     methods: Annotated[
-        str,
-        typer.Option(help="all, frameworks, strategies, baselines, or names with commas; the first is compared with."),
+        str, "all, frameworks, strategies, baselines, or names with commas; the first is compared with."
     ] = "frameworks,auto,baselines"
     steps: Annotated[int, typer.Option(help="Of each run; the first two are not measured.", min=3, max=10**6)] = 8
     rounds: Annotated[int, typer.Option(help="Each runs all methods once, in turn.", min=1, max=1000)] = 1
@@ -63,33 +62,21 @@ class CompareArguments:
     ] = None
     like: Annotated[
         str,
-        typer.Option(
-            help="Scale links, batch and latencies until compute weighs beside traffic what it does for this model; "
-            "auto: for what a small model of ours stands for; none: leave them."
-        ),
+        "Scale links, batch and latencies until compute weighs beside traffic what it does for this model; "
+        "auto: for what a small model of ours stands for; none: leave them.",
     ] = "auto"
-    bandwidth: Annotated[
-        str | None, typer.Option(help="Of all links between sites, or between the hosts of a single one.")
-    ] = None
+    bandwidth: Annotated[str | None, "Of all links between sites, or between the hosts of a single one."] = None
     network_speed: Annotated[
-        float | None,
-        typer.Option(help="Part of all rates that links have, inside sites too; default: as --like has it, else 1."),
+        float | None, "Part of all rates that links have, inside sites too; default: as --like has it, else 1."
     ] = None
     devices_per_site: Annotated[
         int | None, typer.Option(help="Only so many of each site's devices; default: what this machine can do.", min=1)
     ] = None
     emulated_speed: Annotated[
-        float | None,
-        typer.Option(
-            help="Fraction of their kinds' speed at which emulated devices run; default: what this machine can do."
-        ),
+        float | None, "Fraction of their kinds' speed at which emulated devices run; default: what this machine can do."
     ] = None
     measured: Annotated[
-        bool,
-        typer.Option(
-            "--measured",
-            help="Plan by a measured profile, not by the data sheets that the emulation follows; real devices always.",
-        ),
+        bool, "Plan by a measured profile, not by the data sheets that the emulation follows; real devices always."
     ] = False
     network_trace: NetworkTraceName = None
     data: Data = None

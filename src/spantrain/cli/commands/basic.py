@@ -43,7 +43,7 @@ def demo(
 class ProfileArguments(shared.ModelOptions):
     """The options of `spantrain profile`."""
 
-    model: Annotated[str, typer.Option(help="The model, e.g. gpt2-tiny.")]
+    model: Annotated[str, "The model, e.g. gpt2-tiny."]
     out: shared.Out
     preset: shared.Preset = None
     cluster: shared.ClusterFile = None
@@ -51,7 +51,7 @@ class ProfileArguments(shared.ModelOptions):
     max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1
     emulated_speed: shared.EmulatedSpeed = None
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure compute again even if it is cached.")] = False
+    fresh: Annotated[bool, "Measure compute again even if it is cached."] = False
     json_: shared.Json = False
     no_network: shared.NoNetwork = False
     listen: shared.Listen = None
@@ -131,38 +131,30 @@ class WorkerArguments(Record):
     """The options of `spantrain worker`."""
 
     join: Annotated[str, typer.Option(envvar="SPANTRAIN_JOIN", help="The coordinator's HOST:PORT.")]
-    or_join: Annotated[
-        list[str] | None, typer.Option(help="HOST:PORT where a coordinator may be started in its place; repeatable.")
-    ] = None
+    or_join: Annotated[list[str] | None, "HOST:PORT where a coordinator may be started in its place; repeatable."] = (
+        None
+    )
     token_file: Annotated[
-        Path | None,
-        typer.Option(help="A file with the token that the coordinator printed; default: it is in SPANTRAIN_TOKEN."),
+        Path | None, "A file with the token that the coordinator printed; default: it is in SPANTRAIN_TOKEN."
     ] = None
-    name: Annotated[str | None, typer.Option(help="This device's name in the cluster file.")] = None
-    backend: Annotated[str | None, typer.Option(help="cpu, cuda:N, xpu:N or emulated; default: a GPU, if any.")] = None
-    data_address: Annotated[str | None, typer.Option(help="Where the others reach this machine.")] = None
-    interface: Annotated[str | None, typer.Option(help="The same by a network interface, e.g. wg0.")] = None
+    name: Annotated[str | None, "This device's name in the cluster file."] = None
+    backend: Annotated[str | None, "cpu, cuda:N, xpu:N or emulated; default: a GPU, if any."] = None
+    data_address: Annotated[str | None, "Where the others reach this machine."] = None
+    interface: Annotated[str | None, "The same by a network interface, e.g. wg0."] = None
     relay: shared.Relay = None
-    model: Annotated[
-        str | None, typer.Option(help="FILE.py:FUNCTION of yours that makes the model, where runs may need it.")
-    ] = None
+    model: Annotated[str | None, "FILE.py:FUNCTION of yours that makes the model, where runs may need it."] = None
     function: Annotated[
-        list[str] | None,
-        typer.Option(help="FILE.py:FUNCTION of yours that runs may call for data or loss; repeatable."),
+        list[str] | None, "FILE.py:FUNCTION of yours that runs may call for data or loss; repeatable."
     ] = None
     folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where this device keeps its part of checkpoints; default: under the path of the coordinator's."
-        ),
+        Path | None, "Where this device keeps its part of checkpoints; default: under the path of the coordinator's."
     ] = None
     keep: Annotated[
         float,
         typer.Option(help="How many seconds to keep what is held of a run for a lost coordinator.", min=0, max=86_400),
     ] = 600.0
     notice: Annotated[
-        str | None,
-        typer.Option(help="A file, URL or command that says, by being there or ending with 0: leave the run."),
+        str | None, "A file, URL or command that says, by being there or ending with 0: leave the run."
     ] = None
     metrics: shared.Metrics = None
     metrics_token: shared.MetricsToken = None

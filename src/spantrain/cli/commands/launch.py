@@ -29,45 +29,28 @@ class LaunchArguments(Record):
         list[str],
         typer.Argument(metavar="-- COMMAND...", help="train or profile, as without `launch`, with its options."),
     ]
-    ssh: Annotated[bool, typer.Option("--ssh", help="Reach each host of the cluster by ssh.")] = False
-    docker: Annotated[bool, typer.Option("--docker", help="As --ssh, in a container of --image on each host.")] = False
-    slurm: Annotated[bool, typer.Option("--slurm", help="Submit a job for each site; hosts are its nodes.")] = False
-    kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="A JobSet for each site, of pods with --image; hosts are its nodes.")
-    ] = False
-    ray: Annotated[
-        bool, typer.Option("--ray", help="An actor for each worker, on the Ray cluster that RAY_ADDRESS names.")
-    ] = False
-    skypilot: Annotated[
-        bool, typer.Option("--skypilot", help="Write a task for each site; `sky launch` starts it.")
-    ] = False
-    code: Annotated[
-        Path | None, typer.Option(help="Folder or wheel of yours that workers import from; copied once, by its hash.")
-    ] = None
-    python: Annotated[
-        list[str] | None, typer.Option(help="[HOST=]PATH of the interpreter that has SpanTrain; repeatable.")
-    ] = None
-    env: Annotated[
-        list[str] | None, typer.Option(help="[HOST:]NAME=VALUE in the environment of workers; repeatable.")
-    ] = None
+    ssh: Annotated[bool, "Reach each host of the cluster by ssh."] = False
+    docker: Annotated[bool, "As --ssh, in a container of --image on each host."] = False
+    slurm: Annotated[bool, "Submit a job for each site; hosts are its nodes."] = False
+    kubernetes: Annotated[bool, "A JobSet for each site, of pods with --image; hosts are its nodes."] = False
+    ray: Annotated[bool, "An actor for each worker, on the Ray cluster that RAY_ADDRESS names."] = False
+    skypilot: Annotated[bool, "Write a task for each site; `sky launch` starts it."] = False
+    code: Annotated[Path | None, "Folder or wheel of yours that workers import from; copied once, by its hash."] = None
+    python: Annotated[list[str] | None, "[HOST=]PATH of the interpreter that has SpanTrain; repeatable."] = None
+    env: Annotated[list[str] | None, "[HOST:]NAME=VALUE in the environment of workers; repeatable."] = None
     option: Annotated[
-        list[str] | None,
-        typer.Option(help="[HOST or SITE=]WORD for ssh, sbatch, kubectl, e.g. lab=--partition=gpu; repeatable."),
+        list[str] | None, "[HOST or SITE=]WORD for ssh, sbatch, kubectl, e.g. lab=--partition=gpu; repeatable."
     ] = None
     relay: Annotated[
         list[str] | None,
-        typer.Option(
-            help="[HOST or SITE=]HOST:PORT of a `spantrain relay` that workers there dial, who can only dial out; its "
-            "token: SPANTRAIN_RELAY_TOKEN; repeatable."
-        ),
+        "[HOST or SITE=]HOST:PORT of a `spantrain relay` that workers there dial, who can only dial out; its "
+        "token: SPANTRAIN_RELAY_TOKEN; repeatable.",
     ] = None
-    image: Annotated[str | None, typer.Option(help="Of a container that has SpanTrain.")] = None
+    image: Annotated[str | None, "Of a container that has SpanTrain."] = None
     restarts: Annotated[
         int, typer.Option(help="How often a worker that fails is started again, with --ssh, --docker or --ray.", min=0)
     ] = 0
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write what would be submitted into the run's folder, and no more.")
-    ] = False
+    dry_run: Annotated[bool, "Write what would be submitted into the run's folder, and no more."] = False
 
 
 @with_options(LaunchArguments)

@@ -36,21 +36,15 @@ _IN_ONE = ("ports", "mtu", "clock")
 class MachineOptions(Record):
     """Which machines; this one where none of these is given."""
 
-    ssh: Annotated[
-        str | None, typer.Option(help="Machines that `ssh NAME` reaches without a question: lab1,user@lab2.")
-    ] = None
-    inventory: Annotated[
-        Path | None, typer.Option(help="A YAML list of such machines, with name, site, python (docs/cluster.md).")
-    ] = None
-    slurm: Annotated[bool, typer.Option("--slurm", help="The nodes of the Slurm job that this runs in.")] = False
+    ssh: Annotated[str | None, "Machines that `ssh NAME` reaches without a question: lab1,user@lab2."] = None
+    inventory: Annotated[Path | None, "A YAML list of such machines, with name, site, python (docs/cluster.md)."] = None
+    slurm: Annotated[bool, "The nodes of the Slurm job that this runs in."] = False
     kubernetes: Annotated[
         str | None, typer.Option(metavar="NAMESPACE", help="The pods that run in a namespace, by kubectl.")
     ] = None
-    selector: Annotated[str | None, typer.Option(help="Of pods, as kubectl takes it, e.g. app=spantrain.")] = None
-    ssh_config: Annotated[Path | None, typer.Option(help="Of ssh, instead of ~/.ssh/config.")] = None
-    python: Annotated[str, typer.Option(help="The interpreter there, e.g. that of an environment with SpanTrain.")] = (
-        "python3"
-    )
+    selector: Annotated[str | None, "Of pods, as kubectl takes it, e.g. app=spantrain."] = None
+    ssh_config: Annotated[Path | None, "Of ssh, instead of ~/.ssh/config."] = None
+    python: Annotated[str, "The interpreter there, e.g. that of an environment with SpanTrain."] = "python3"
 
     @property
     def ssh_words(self) -> tuple[str, ...]:
@@ -94,18 +88,12 @@ class MachineOptions(Record):
 class InitArguments(MachineOptions):
     """The options of `spantrain init`."""
 
-    out: Annotated[Path, typer.Option("--out", help="The cluster file to write.")] = Path("cluster.yaml")
-    name: Annotated[str, typer.Option(help="Of the cluster.")] = "cluster"
-    site: Annotated[
-        list[str] | None, typer.Option(help="NAME=MACHINE,MACHINE: who stands together; default: by round trips.")
-    ] = None
-    torchrun: Annotated[
-        bool, typer.Option("--torchrun", help="Under torchrun: every process tells of its machine, rank 0 writes.")
-    ] = False
-    no_measure: Annotated[
-        bool, typer.Option("--no-measure", help="Try nothing between machines; rates and unknown kinds are assumed.")
-    ] = False
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False
+    out: Annotated[Path, "The cluster file to write."] = Path("cluster.yaml")
+    name: Annotated[str, "Of the cluster."] = "cluster"
+    site: Annotated[list[str] | None, "NAME=MACHINE,MACHINE: who stands together; default: by round trips."] = None
+    torchrun: Annotated[bool, "Under torchrun: every process tells of its machine, rank 0 writes."] = False
+    no_measure: Annotated[bool, "Try nothing between machines; rates and unknown kinds are assumed."] = False
+    overwrite: Annotated[bool, "Replace the file if it is there."] = False
     json_: shared.Json = False
 
 
@@ -167,18 +155,10 @@ def _placed(machines: "Sequence[Machine]", sites: Sequence[str]) -> "tuple[Machi
 class DoctorArguments(MachineOptions):
     """The options of `spantrain doctor`."""
 
-    cluster: Annotated[
-        Path | None, typer.Option(help="Check the hosts of a cluster file, by ssh at their addresses.")
-    ] = None
-    data: Annotated[
-        list[str] | None, typer.Option(help="A file or folder that should be the same everywhere; repeatable.")
-    ] = None
-    listen: Annotated[
-        str | None, typer.Option(help="HOST:PORT that a command here is going to --listen on; check that it can.")
-    ] = None
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Without loading torch and without measuring rates and encryption.")
-    ] = False
+    cluster: Annotated[Path | None, "Check the hosts of a cluster file, by ssh at their addresses."] = None
+    data: Annotated[list[str] | None, "A file or folder that should be the same everywhere; repeatable."] = None
+    listen: Annotated[str | None, "HOST:PORT that a command here is going to --listen on; check that it can."] = None
+    quick: Annotated[bool, "Without loading torch and without measuring rates and encryption."] = False
     json_: shared.Json = False
 
 

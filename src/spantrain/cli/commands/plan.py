@@ -43,69 +43,42 @@ class PlanArguments(RentOptions, shared.ModelOptions):
     profile_path: Annotated[
         Path | None, typer.Argument(help="What `spantrain profile` wrote; else --preset or --cluster with --model.")
     ] = None
-    out: Annotated[Path | None, typer.Option("--out", help="The plan file to write; left out: nothing is.")] = None
+    out: Annotated[Path | None, "The plan file to write; left out: nothing is."] = None
     preset: shared.Preset = None
     cluster: shared.ClusterFile = None
-    model: Annotated[str | None, typer.Option(help="With --preset or --cluster: the model, e.g. gpt2-small.")] = None
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; default: the profile's.")] = None
-    strategy: Annotated[str, typer.Option(help="`all`, or names with commas; default: the planner's own.")] = ""
-    objective: Annotated[Objective, typer.Option(help="What is wanted least or most of.")] = Objective.THROUGHPUT
-    schedule: Annotated[
-        str, typer.Option(help="Order of work the plan is made for; `auto`: try all on the best plans.")
-    ] = "critical-path"
+    model: Annotated[str | None, "With --preset or --cluster: the model, e.g. gpt2-small."] = None
+    dtype: Annotated[str | None, "float32 or bfloat16; default: the profile's."] = None
+    strategy: Annotated[str, "`all`, or names with commas; default: the planner's own."] = ""
+    objective: Annotated[Objective, "What is wanted least or most of."] = Objective.THROUGHPUT
+    schedule: Annotated[str, "Order of work the plan is made for; `auto`: try all on the best plans."] = "critical-path"
     optimizer: shared.Optimizer = "adamw"
-    min_throughput: Annotated[float | None, typer.Option(help="Samples per second, at least.")] = None
-    max_step_s: Annotated[float | None, typer.Option(help="Seconds per step, at most.")] = None
-    max_money_per_step: Annotated[float | None, typer.Option(help="US dollars per step, at most.")] = None
-    max_money_per_hour: Annotated[float | None, typer.Option(help="US dollars per hour, at most.")] = None
-    quota: Annotated[
-        list[str] | None, typer.Option("--quota", help="KIND=N or SITE/KIND=N: the most devices of a kind; repeatable.")
-    ] = None
-    leave_out: Annotated[list[str] | None, typer.Option(help="A device or site not to use; repeatable.")] = None
-    keep: Annotated[list[str] | None, typer.Option(help="A device or site that must be used; repeatable.")] = None
-    allow_wire: Annotated[
-        list[WireFormat] | None, typer.Option("--allow-wire", help="What cuts between sites may be rounded to.")
-    ] = None
+    min_throughput: Annotated[float | None, "Samples per second, at least."] = None
+    max_step_s: Annotated[float | None, "Seconds per step, at most."] = None
+    max_money_per_step: Annotated[float | None, "US dollars per step, at most."] = None
+    max_money_per_hour: Annotated[float | None, "US dollars per hour, at most."] = None
+    quota: Annotated[list[str] | None, "KIND=N or SITE/KIND=N: the most devices of a kind; repeatable."] = None
+    leave_out: Annotated[list[str] | None, "A device or site not to use; repeatable."] = None
+    keep: Annotated[list[str] | None, "A device or site that must be used; repeatable."] = None
+    allow_wire: Annotated[list[WireFormat] | None, "What cuts between sites may be rounded to."] = None
     tensor_parallel: Annotated[
-        TensorParallel, typer.Option(help="Hosts in which auto may divide tensors; auto: those with fast links inside.")
+        TensorParallel, "Hosts in which auto may divide tensors; auto: those with fast links inside."
     ] = TensorParallel.AUTO
-    allow_sharded_state: Annotated[
-        bool, typer.Option("--allow-sharded-state", help="Replicas may divide state (ZeRO), whatever it gains.")
-    ] = False
-    recompute: Annotated[
-        bool, typer.Option("--recompute/--no-recompute", help="Compute activations again where memory is short.")
-    ] = True
-    recompute_all: Annotated[
-        bool, typer.Option("--recompute-all", help="Compute all activations again: gradient checkpointing.")
-    ] = False
-    sequence_parallel: Annotated[
-        bool, typer.Option("--sequence-parallel", help="Devices that divide tensors hold slices of the sequence too.")
-    ] = False
-    allow_outer: Annotated[
-        bool, typer.Option("--allow-outer", help="Groups may train by themselves, joined by an outer optimizer.")
-    ] = False
+    allow_sharded_state: Annotated[bool, "Replicas may divide state (ZeRO), whatever it gains."] = False
+    recompute: Annotated[bool, "Compute activations again where memory is short."] = True
+    recompute_all: Annotated[bool, "Compute all activations again: gradient checkpointing."] = False
+    sequence_parallel: Annotated[bool, "Devices that divide tensors hold slices of the sequence too."] = False
+    allow_outer: Annotated[bool, "Groups may train by themselves, joined by an outer optimizer."] = False
     outer_every: Annotated[int, typer.Option(help="Inner steps between two outer ones.", min=1, max=10**9)] = 100
-    restrict: Annotated[
-        Restriction, typer.Option(help="megatron: only plans that Megatron-like frameworks run; for `auto`.")
-    ] = Restriction.NONE
+    restrict: Annotated[Restriction, "megatron: only plans that Megatron-like frameworks run; for `auto`."] = (
+        Restriction.NONE
+    )
     second_level: Annotated[
-        bool,
-        typer.Option(
-            "--second-level/--no-second-level",
-            help="spantrain: without them, a group is one stage of even shares; says what that costs.",
-        ),
+        bool, "spantrain: without them, a group is one stage of even shares; says what that costs."
     ] = True
-    interleaving: Annotated[
-        bool,
-        typer.Option(
-            "--interleaving/--no-interleaving", help="Devices may have several stages, if auto finds it faster."
-        ),
-    ] = True
+    interleaving: Annotated[bool, "Devices may have several stages, if auto finds it faster."] = True
     mtbf: Annotated[
         str | None,
-        typer.Option(
-            help="Mean hours between two losses of a device, HOURS and/or KIND=HOURS with commas: what is lost counts."
-        ),
+        "Mean hours between two losses of a device, HOURS and/or KIND=HOURS with commas: what is lost counts.",
     ] = None
     json_: shared.Json = False
 

@@ -37,23 +37,15 @@ class RentOptions(Record):
     """What is asked of offers."""
 
     prices: shared.PricesFile = None
-    offers: Annotated[
-        str | None, typer.Option(help="What to rent? `today` (the shipped list), or a file of offers; with --model.")
-    ] = None
-    tokens: Annotated[float | None, typer.Option(help="With --offers: how many are trained on, e.g. 1e9.")] = None
-    samples: Annotated[float | None, typer.Option(help="The same of a model of images.")] = None
-    budget: Annotated[float | None, typer.Option(help="With --offers: US dollars at most; the fastest is taken.")] = (
-        None
-    )
-    deadline: Annotated[str | None, typer.Option(help="With --offers: e.g. '24 h' at most; the cheapest is taken.")] = (
-        None
-    )
+    offers: Annotated[str | None, "What to rent? `today` (the shipped list), or a file of offers; with --model."] = None
+    tokens: Annotated[float | None, "With --offers: how many are trained on, e.g. 1e9."] = None
+    samples: Annotated[float | None, "The same of a model of images."] = None
+    budget: Annotated[float | None, "With --offers: US dollars at most; the fastest is taken."] = None
+    deadline: Annotated[str | None, "With --offers: e.g. '24 h' at most; the cheapest is taken."] = None
     usd_per_million: Annotated[
-        float | None, typer.Option(help="With --offers: US dollars at most, for a million tokens (of images: samples).")
+        float | None, "With --offers: US dollars at most, for a million tokens (of images: samples)."
     ] = None
-    out_plot: Annotated[
-        Path | None, typer.Option("--out-plot", help="With --offers: hours against dollars, as FILE.svg or FILE.png.")
-    ] = None
+    out_plot: Annotated[Path | None, "With --offers: hours against dollars, as FILE.svg or FILE.png."] = None
 
 
 _ONLY_HERE = frozenset(one.name for one in fields(RentOptions)) - {"prices"}

@@ -35,22 +35,20 @@ class SimulateArguments(Record):
     """The options of `spantrain simulate`."""
 
     plan_path: Annotated[Path, typer.Argument(help="What `spantrain plan` wrote.")]
-    schedule: Annotated[str | None, typer.Option(help="An order of work, or `all`; default: the plan's own.")] = None
+    schedule: Annotated[str | None, "An order of work, or `all`; default: the plan's own."] = None
     memory_limit: Annotated[
-        str | None, typer.Option(help="Bytes that every device may hold, e.g. 4GiB; in-flight limits follow from it.")
+        str | None, "Bytes that every device may hold, e.g. 4GiB; in-flight limits follow from it."
     ] = None
     steps: Annotated[int, typer.Option(help="Steps to simulate; the last one is shown.", min=1, max=1000)] = _STEPS
-    changes: Annotated[
-        Path | None, typer.Option(help="YAML: how speeds of devices and links change over time (docs/simulator.md).")
-    ] = None
+    changes: Annotated[Path | None, "YAML: how speeds of devices and links change over time (docs/simulator.md)."] = (
+        None
+    )
     network_trace: shared.NetworkTraceName = None
     adapter: Annotated[
-        str | None,
-        typer.Option(help=f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."),
+        str | None, f"With --network-trace: each step with what follows the network: {', '.join(ADAPTERS)}."
     ] = None
     availability: Annotated[
-        str | None,
-        typer.Option(help="Devices that leave and come: a CSV or JSON file, or mtbf:HOURS,repair:HOURS,seed:N."),
+        str | None, "Devices that leave and come: a CSV or JSON file, or mtbf:HOURS,repair:HOURS,seed:N."
     ] = None
     hours: Annotated[
         float | None, typer.Option(help="With --availability: how long the run is; default: 24.", min=0.001, max=10_000)
@@ -58,12 +56,10 @@ class SimulateArguments(Record):
     checkpoint_every: Annotated[
         int | None, typer.Option(help="With --availability: steps between checkpoints; default: none.", min=1)
     ] = None
-    protect: Annotated[
-        str | None, typer.Option(help="With --availability: as with `spantrain train`; default: auto.")
-    ] = None
+    protect: Annotated[str | None, "With --availability: as with `spantrain train`; default: auto."] = None
     optimizer: shared.Optimizer = "adamw"
     staleness: Annotated[int, typer.Option(help="1: steps that overlap (docs/staleness.md).", min=0, max=1)] = 0
-    trace: Annotated[Path | None, typer.Option(help="Write the simulated run, for Perfetto.")] = None
+    trace: Annotated[Path | None, "Write the simulated run, for Perfetto."] = None
     prices: shared.PricesFile = None
     json_: shared.Json = False
 

@@ -31,19 +31,13 @@ class TrainArguments(shared.ModelOptions):
     """What stands on the command line, or else the default."""
 
     plan_path: Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")] = None
-    model: Annotated[str | None, typer.Option(help="Without a plan: measure, plan and train this model.")] = None
+    model: Annotated[str | None, "Without a plan: measure, plan and train this model."] = None
     preset: shared.Preset = None
     cluster: shared.ClusterFile = None
     gradient_checkpointing: Annotated[
-        bool | None,
-        typer.Option(
-            "--gradient-checkpointing/--no-gradient-checkpointing",
-            help="With --model: compute all activations again, or none; default: where memory is short.",
-        ),
+        bool | None, "With --model: compute all activations again, or none; default: where memory is short."
     ] = None
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Random weights, though the folder of an hf: model has some.")
-    ] = False
+    from_scratch: Annotated[bool, "Random weights, though the folder of an hf: model has some."] = False
     global_batch: Annotated[
         int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=shared.MAX_SAMPLES)
     ] = 32
@@ -52,82 +46,57 @@ class TrainArguments(shared.ModelOptions):
     steps: Annotated[
         int, typer.Option(help="Steps in all, those before a resume included.", min=1, max=LARGEST_NUMBER)
     ] = 100
-    out: Annotated[Path | None, typer.Option("--out", help="Folder of the run; made when missing.")] = None
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Remove the run that --out holds, and nothing else.")
-    ] = False
-    resume: Annotated[Path | None, typer.Option(help="Folder of an earlier run: go on from its checkpoint.")] = None
+    out: Annotated[Path | None, "Folder of the run; made when missing."] = None
+    overwrite: Annotated[bool, "Remove the run that --out holds, and nothing else."] = False
+    resume: Annotated[Path | None, "Folder of an earlier run: go on from its checkpoint."] = None
     other_plan: Annotated[Path | None, typer.Option("--plan", help="With --resume: go on under this plan.")] = None
     function: shared.Functions = None
-    schedule: Annotated[
-        str | None, typer.Option(help=f"{', '.join(own_schedules())}, or a package's; default: the plan's.")
-    ] = None
+    schedule: Annotated[str | None, f"{', '.join(own_schedules())}, or a package's; default: the plan's."] = None
     optimizer: shared.Optimizer = "adamw"
-    optimizer_option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE of it, such as adam_beta2=0.95; may be repeated.")
-    ] = None
-    learning_rate: Annotated[float, typer.Option(help="After the warm-up.")] = 3e-3
-    lr_schedule: Annotated[str, typer.Option(help=f"{', '.join(LR_SCHEDULES)}.")] = "constant_with_warmup"
+    optimizer_option: Annotated[list[str] | None, "NAME=VALUE of it, such as adam_beta2=0.95; may be repeated."] = None
+    learning_rate: Annotated[float, "After the warm-up."] = 3e-3
+    lr_schedule: Annotated[str, f"{', '.join(LR_SCHEDULES)}."] = "constant_with_warmup"
     lr_schedule_option: Annotated[
-        list[str] | None, typer.Option(help="NAME=VALUE of the schedule, such as num_cycles=2; may be repeated.")
+        list[str] | None, "NAME=VALUE of the schedule, such as num_cycles=2; may be repeated."
     ] = None
-    warmup_steps: Annotated[int | None, typer.Option(help="Steps of warm-up, from the rate 0; default: 10.")] = None
+    warmup_steps: Annotated[int | None, "Steps of warm-up, from the rate 0; default: 10."] = None
     warmup_ratio: Annotated[float | None, typer.Option(help="The same as a part of --steps.", min=0.0, max=1.0)] = None
-    decay_steps: Annotated[int | None, typer.Option(help="Where the schedule ends; default: at --steps.")] = None
-    weight_decay: Annotated[float, typer.Option(help="Of the optimizer.")] = 0.01
-    no_decay_on_norms: Annotated[
-        bool, typer.Option("--no-decay-on-norms", help="Weights decay; biases and normalizations do not.")
-    ] = False
-    max_grad_norm: Annotated[float, typer.Option(help="Clip to this global norm; 0: do not clip.")] = 1.0
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0
-    data_seed: Annotated[int | None, typer.Option(help="Of data order alone; default: --seed.")] = None
-    checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between checkpoints; 0: at the end, and as docs/checkpoints.md says.")
-    ] = 0
+    decay_steps: Annotated[int | None, "Where the schedule ends; default: at --steps."] = None
+    weight_decay: Annotated[float, "Of the optimizer."] = 0.01
+    no_decay_on_norms: Annotated[bool, "Weights decay; biases and normalizations do not."] = False
+    max_grad_norm: Annotated[float, "Clip to this global norm; 0: do not clip."] = 1.0
+    seed: Annotated[int, "Of weights and data order."] = 0
+    data_seed: Annotated[int | None, "Of data order alone; default: --seed."] = None
+    checkpoint_every: Annotated[int, "Steps between checkpoints; 0: at the end, and as docs/checkpoints.md says."] = 0
     keep_checkpoints: Annotated[int, typer.Option(help="So many stay, the newest.", min=1)] = 2
-    gather: Annotated[
-        bool, typer.Option("--gather/--no-gather", help="Bring here what other machines save (docs/checkpoints.md).")
-    ] = True
-    standby_coordinator: Annotated[
-        str, typer.Option(help="The device on whose machine the run can go on, should this one be lost.")
-    ] = ""
-    evaluate_every: Annotated[int, typer.Option(help="Steps between held-out evaluations; 0: never.")] = 0
-    trace_steps: Annotated[int, typer.Option(help="The last so many steps go into trace.json.")] = 3
+    gather: Annotated[bool, "Bring here what other machines save (docs/checkpoints.md)."] = True
+    standby_coordinator: Annotated[str, "The device on whose machine the run can go on, should this one be lost."] = ""
+    evaluate_every: Annotated[int, "Steps between held-out evaluations; 0: never."] = 0
+    trace_steps: Annotated[int, "The last so many steps go into trace.json."] = 3
     report_to: Annotated[
-        list[str] | None, typer.Option(help="Give scalars to tensorboard, wandb, trackio or mlflow; may be repeated.")
+        list[str] | None, "Give scalars to tensorboard, wandb, trackio or mlflow; may be repeated."
     ] = None
-    adapter: Annotated[str, typer.Option(help=f"What follows the network: {', '.join(ADAPTERS)}.")] = "auto"
-    allow_wire: Annotated[
-        list[WireFormat] | None, typer.Option(help="With --adapter auto: what slow cuts may be rounded to.")
-    ] = None
+    adapter: Annotated[str, f"What follows the network: {', '.join(ADAPTERS)}."] = "auto"
+    allow_wire: Annotated[list[WireFormat] | None, "With --adapter auto: what slow cuts may be rounded to."] = None
     batch_norm: Annotated[
-        str,
-        typer.Option(
-            help="Statistics of batches: micro-batch, replicas (of a stage), frozen; auto: micro-batch for your models."
-        ),
+        str, "Statistics of batches: micro-batch, replicas (of a stage), frozen; auto: micro-batch for your models."
     ] = "auto"
     staleness: Annotated[
         int, typer.Option(help="1: steps overlap, with weights one step old (docs/staleness.md).", min=0, max=1)
     ] = 0
-    page: Annotated[
-        bool, typer.Option("--page", help="Serve a page that shows the run while it goes on (docs/page.md).")
-    ] = False
-    page_listen: Annotated[str, typer.Option(help="HOST:PORT of it; port 0: any that is free.")] = shared.PAGE_LISTEN
+    page: Annotated[bool, "Serve a page that shows the run while it goes on (docs/page.md)."] = False
+    page_listen: Annotated[str, "HOST:PORT of it; port 0: any that is free."] = shared.PAGE_LISTEN
     json_: shared.Json = False
     no_network: shared.NoNetwork = False
     network_trace: shared.NetworkTraceName = None
     listen: shared.Listen = None
     relay: shared.Relay = None
     lost_after: shared.LostAfter = None
-    on_loss: Annotated[
-        OnLoss, typer.Option(help="A lost device: go-on with those that are left, or end (docs/recovery.md).")
-    ] = OnLoss.GO_ON
-    protect: Annotated[
-        str, typer.Option(help="Losses at once that cost one step only: none, one, N; auto: one, if it is cheap.")
-    ] = "auto"
-    faults: Annotated[
-        Path | None, typer.Option(help="JSON list of faults to make on purpose, to see what becomes of the run.")
-    ] = None
+    on_loss: Annotated[OnLoss, "A lost device: go-on with those that are left, or end (docs/recovery.md)."] = (
+        OnLoss.GO_ON
+    )
+    protect: Annotated[str, "Losses at once that cost one step only: none, one, N; auto: one, if it is cheap."] = "auto"
+    faults: Annotated[Path | None, "JSON list of faults to make on purpose, to see what becomes of the run."] = None
     insecure: shared.Insecure = False
 
     def job(self, *, adapter_given: bool) -> TrainJob:
