@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spantrain.app.launch.kubernetes import KubernetesWay, set_name
-from spantrain.app.launch.skypilot import SkypilotWay
-from spantrain.app.launch.slurm import SlurmWay
-from spantrain.app.launch.ssh import SshWay
+from spantrain.app.launch.kubernetes import KubernetesWorkers, set_name
+from spantrain.app.launch.skypilot import SkypilotTasks
+from spantrain.app.launch.slurm import SlurmWorkers
+from spantrain.app.launch.ssh import SshWorkers
 from spantrain.app.launch.way import LaunchOptions, LaunchWay, WantedWorkers
 from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import parse_cluster
@@ -98,31 +98,31 @@ def test_who_can_only_dial_out_is_given_the_relay_and_its_token_as_the_other_one
     words = {name: behind.worker_words(wanted, device) for name, device in wanted.cluster.device_by_name.items()}
     assert {name for name, found in words.items() if "--relay" in found} == {"box"}
     assert words["box"][words["box"].index("--relay") + 1] == "10.0.0.9:9000"
-    written(SlurmWay(options=behind, only_writes=True))
+    written(LaunchWay(workers=SlurmWorkers, options=behind, only_writes=True))
     folder = wanted.log_folder.parent / "launch"
     assert (
         (folder / "token.env").read_text().endswith(f"SPANTRAIN_TOKEN={TOKEN}\nSPANTRAIN_RELAY_TOKEN={RELAY.token}\n")
     )
     assert "--relay 10.0.0.9:9000" in (folder / "Field.2.sbatch").read_text()
     assert all(RELAY.token not in path.read_text() for path in folder.glob("*.sbatch"))
-    task = SkypilotWay(options=behind).task(wanted, "Field.2")
+    task = SkypilotTasks(wanted, LaunchWay(workers=SkypilotTasks, options=behind), SilentReporter()).task("Field.2")
     assert task["secrets"].keys() == {"SPANTRAIN_JOIN", "SPANTRAIN_TOKEN", "SPANTRAIN_RELAY_TOKEN"}
     with pytest.raises(ConfigError, match=r"--relay Field=\.\.\.: .*did you mean Field.2"):
         replace(options, relays={"Field": RELAY}).check_names(wanted.cluster)
 
 
 def test_hosts_are_called_as_the_cluster_file_says(wanted, options):
-    way = SshWay(options=options)
-    assert way.machine("box", wanted).target == "me@gate"
-    assert way.machine("small", wanted).target == "small"
-    assert way.machine("box", wanted).python == "/home/me/python"
-    assert way.within(wanted)[-1] == "registry/spantrain:1"
+    workers = SshWorkers(wanted, LaunchWay(workers=SshWorkers, options=options), SilentReporter())
+    assert workers.machine("box").target == "me@gate"
+    assert workers.machine("small").target == "small"
+    assert workers.machine("box").python == "/home/me/python"
+    assert workers.within()[-1] == "registry/spantrain:1"
     with pytest.raises(ConfigError, match=r"--python lib=\.\.\.: the host or site must be one of .* did you mean lab"):
         replace(options, python={"lib": "python"}).check_names(wanted.cluster)
 
 
 def test_a_site_is_a_slurm_job_of_all_its_nodes(wanted, options, written, tmp_path):
-    told = written(SlurmWay(options=replace(options, image=None), only_writes=True))
+    told = written(LaunchWay(workers=SlurmWorkers, options=replace(options, image=None), only_writes=True))
     folder = tmp_path / "run" / "launch"
     script = (folder / "lab.sbatch").read_text()
     directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
@@ -145,7 +145,7 @@ def test_a_site_is_a_slurm_job_of_all_its_nodes(wanted, options, written, tmp_pa
 
 
 def test_a_site_is_a_folder_for_kubectl(wanted, options, written, tmp_path):
-    written(KubernetesWay(options=options, only_writes=True))
+    written(LaunchWay(workers=KubernetesWorkers, options=options, only_writes=True))
     for site, name in (("lab", "spantrain-lab-"), ("Field.2", "spantrain-field-2-")):
         folder = tmp_path / "run" / "launch" / site
         job_set = yaml.safe_load((folder / "jobset.yaml").read_text())
@@ -170,7 +170,7 @@ def test_a_site_is_a_folder_for_kubectl(wanted, options, written, tmp_path):
 def test_a_variable_is_to_the_letter_what_was_said(wanted, options, written, tmp_path):
     """A kubelet makes another variable's value of `$(NAME)`, and `$` of `$$`."""
     options = replace(options, environment={"": {"A": "$(B) costs 5$$"}})
-    written(KubernetesWay(options=options, only_writes=True))
+    written(LaunchWay(workers=KubernetesWorkers, options=options, only_writes=True))
     job_set = yaml.safe_load((tmp_path / "run" / "launch" / "lab" / "jobset.yaml").read_text())
     pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["containers"][0]["env"] == [{"name": "A", "value": "$$(B) costs 5$$$$"}]
@@ -194,7 +194,7 @@ def test_runs_and_sites_that_are_called_alike_take_nothing_from_each_other(wante
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 def test_kubectl_builds_what_was_written(wanted, options, written, tmp_path):
-    written(KubernetesWay(options=options, only_writes=True))
+    written(LaunchWay(workers=KubernetesWorkers, options=options, only_writes=True))
     built = subprocess.run(
         ["kubectl", "kustomize", tmp_path / "run" / "launch" / "Field.2"],
         capture_output=True, check=True, timeout=PATIENCE_S,
@@ -209,7 +209,7 @@ def test_kubectl_builds_what_was_written(wanted, options, written, tmp_path):
 def test_a_job_set_is_one_by_its_published_schema(wanted, options, written, tmp_path):
     """The models that Kubeflow generates from JobSet's own definitions: all fields are known, and of their types."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
-    written(KubernetesWay(options=options, only_writes=True))
+    written(LaunchWay(workers=KubernetesWorkers, options=options, only_writes=True))
     for site in ("lab", "Field.2"):
         document = yaml.safe_load((tmp_path / "run" / "launch" / site / "jobset.yaml").read_text())
         read = models.JobsetV1alpha2JobSet.from_dict(document)
@@ -218,10 +218,10 @@ def test_a_job_set_is_one_by_its_published_schema(wanted, options, written, tmp_
 
 def test_a_site_of_like_hosts_is_a_task_of_skypilot(wanted, options, written, tmp_path):
     with pytest.raises(ConfigError, match="site lab: its hosts are unlike"):
-        written(SkypilotWay(options=options, only_writes=True))
+        written(LaunchWay(workers=SkypilotTasks, options=options, only_writes=True))
     alike = parse_cluster(CLUSTER.replace("t4: 1", "a100: 2"), source="this test")
     wanted = replace(wanted, cluster=alike, devices=tuple(device.name for device in alike.devices))
-    with SkypilotWay(options=options, only_writes=True).prepare(wanted, SilentReporter()) as tasks:
+    with LaunchWay(workers=SkypilotTasks, options=options, only_writes=True).prepare(wanted, SilentReporter()) as tasks:
         tasks.start(JOIN, TOKEN)
     task = yaml.safe_load((tmp_path / "run" / "launch" / "lab.sky.yaml").read_text())
     assert task["num_nodes"] == 2
@@ -261,7 +261,7 @@ def test_jobs_of_slurm_are_submitted_looked_after_and_cancelled(wanted, options,
     worker.chmod(0o755)
     data = tmp_path / "data"
     data.touch()
-    way = SlurmWay(options=replace(options, image=None, python={"": str(worker)}))
+    way = LaunchWay(workers=SlurmWorkers, options=replace(options, image=None, python={"": str(worker)}))
     told = Told()
     with way.prepare(replace(wanted, data=(str(data),)), told) as workers:
         workers.start(JOIN, TOKEN)
@@ -279,14 +279,14 @@ def test_jobs_of_slurm_are_submitted_looked_after_and_cancelled(wanted, options,
 
 def test_a_job_is_cancelled_though_slurm_does_not_say_how_it_stands(wanted, options, tools, tmp_path):
     (tools / "squeue").write_text("#!/bin/bash\necho 'slurm_load_jobs error: Socket timed out' >&2; exit 1\n")
-    with SlurmWay(options=replace(options, image=None)).prepare(wanted, Told()) as workers:
+    with LaunchWay(workers=SlurmWorkers, options=replace(options, image=None)).prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)
     assert (tools / "cancelled").exists()
     assert not (tmp_path / "run" / "launch" / "token.env").exists()
 
 
 def test_data_that_a_node_lacks_is_named_in_its_log(wanted, options, tools, tmp_path):
-    way = SlurmWay(options=replace(options, image=None))
+    way = LaunchWay(workers=SlurmWorkers, options=replace(options, image=None))
     with way.prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)
         log = workers.log_of("box")
@@ -307,7 +307,7 @@ case "$*" in *"get jobs"*field-2*) echo '{failed}';; *"get jobs"*) echo '{none}'
 esac""",
     )  # fmt: skip
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    way = KubernetesWay(options=replace(options, words={"lab": ("--context", "lab")}))
+    way = LaunchWay(workers=KubernetesWorkers, options=replace(options, words={"lab": ("--context", "lab")}))
     with way.prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)
         ends: dict[str, str] = {}
@@ -336,7 +336,7 @@ def test_a_pod_that_fails_is_told_whatever_kubectl_says_besides(wanted, options,
 *" logs "*) exit 1;; esac""",
     )  # fmt: skip
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    with KubernetesWay(options=replace(options, words={})).prepare(wanted, Told()) as workers:
+    with LaunchWay(workers=KubernetesWorkers, options=replace(options, words={})).prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)
         ends: dict[str, str] = {}
         until(lambda: ends.update(workers.ended()) or ends)
@@ -357,7 +357,7 @@ while [ "$1" != registry/spantrain:1 ]; do shift; done; shift; exec "$@" """
     says = "import os, sys; sys.exit(os.environ['SPANTRAIN_TOKEN'])"
     (tmp_path / "inside" / "spantrain" / "__main__.py").write_text(says)
     python = tool(tmp_path, "python-inside", f'PYTHONPATH={tmp_path}/inside exec {sys.executable} "$@"')
-    way = SshWay(options=LaunchOptions(image="registry/spantrain:1", python={"": str(python)}))
+    way = LaunchWay(workers=SshWorkers, options=LaunchOptions(image="registry/spantrain:1", python={"": str(python)}))
     wanted = replace(on_this_machine(wanted), data=(str(data),), devices=("big-gpu0",))
     with way.prepare(wanted, Told()) as workers:
         workers.start(JOIN, TOKEN)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from spantrain.app.launch.ssh import SshWay
-from spantrain.app.launch.way import LaunchOptions, WantedWorkers
+from spantrain.app.launch.ssh import SshWorkers
+from spantrain.app.launch.way import LaunchOptions, LaunchWay, WantedWorkers
 from spantrain.app.reporter import SilentReporter
 from spantrain.errors import ConfigError, PeerLostError
 from testing.launches import on_this_machine, wanted_workers
@@ -19,7 +19,7 @@ def test_all_that_machines_lack_is_told_at_once(wanted, tmp_path):
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nexec python3 -I -S "$@"\n')
     python.chmod(0o755)
-    way = SshWay(options=LaunchOptions(python={"": str(python)}))
+    way = LaunchWay(workers=SshWorkers, options=LaunchOptions(python={"": str(python)}))
     with pytest.raises(ConfigError) as refused:
         way.prepare(on_this_machine(wanted), SilentReporter())
     text = str(refused.value)
@@ -28,6 +28,6 @@ def test_all_that_machines_lack_is_told_at_once(wanted, tmp_path):
 
 
 def test_a_machine_that_is_not_there_is_named_with_the_remedy(wanted):
-    way = SshWay(options=LaunchOptions(words={"": ("-F", "/dev/null")}))
+    way = LaunchWay(workers=SshWorkers, options=LaunchOptions(words={"": ("-F", "/dev/null")}))
     with pytest.raises(PeerLostError, match=r"box \(by ssh, me@gate\): cannot be reached: .*; make `ssh -F /dev/null"):
         way.prepare(on_this_machine(wanted, but="box"), SilentReporter())

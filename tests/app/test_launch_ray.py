@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spantrain.app.launch.ray import RayWay, RayWorkers, WorkerActor, node_resource
-from spantrain.app.launch.way import WantedWorkers
+from spantrain.app.launch.ray import RayWorkers, WorkerActor, node_resource
+from spantrain.app.launch.way import LaunchWay, WantedWorkers
 from spantrain.app.reporter import SilentReporter
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.cluster import Host
@@ -65,7 +65,8 @@ def test_actors_end_by_themselves_before_they_are_killed(tmp_path):
             happened.append("shutdown")
 
     wanted = WantedWorkers(cluster=load_preset("laptop"), devices=("lab",), log_folder=tmp_path)
-    with RayWorkers(wanted, RayWay(restarts=1), {}, Ray(), SilentReporter()) as workers:
+    with RayWorkers(wanted, LaunchWay(workers=RayWorkers, restarts=1), SilentReporter()) as workers:
+        workers._ray = Ray()
         workers._actors = {"lab": SimpleNamespace(run=SimpleNamespace(remote=lambda: "left"))}
         workers._thread.start()
     assert happened == ["waited"] * 3 + ["left", "killed", "shutdown"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spantrain.app.launch.ssh import SshWay
-from spantrain.app.launch.way import LaunchOptions
+from spantrain.app.launch.ssh import SshWorkers
+from spantrain.app.launch.way import LaunchOptions, LaunchWay
 from spantrain.app.outer import serve as outer_serve
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
@@ -99,7 +99,7 @@ def test_ranks_and_names_that_the_run_does_not_have_are_refused_and_who_is_missi
 
 
 def test_what_is_said_of_no_host_or_site_is_refused_before_any_is_reached(tmp_path):
-    way = SshWay(options=LaunchOptions(python={"lap": "python"}))
+    way = LaunchWay(workers=SshWorkers, options=LaunchOptions(python={"lap": "python"}))
     with (
         pytest.raises(ConfigError, match=r"--python lap=\.\.\.: the host or site must be one of"),
         open_session(load_preset("laptop"), DEVICES, options(launch=way), tmp_path, SilentReporter()),

@@ -172,7 +172,7 @@ def _remote(
         credentials.keep(kept)
     stack.callback(workers.expect_ends)  # before that
     workers.start(coordinator.join_address, coordinator.token)
-    patience_s = launch.patience_s if launch else options.join_timeout_s
+    patience_s = launch.workers.patience_s if launch else options.join_timeout_s
     wait_for(coordinator, devices, patience_s, reporter, tell=reporter.note)
     return Session(cluster=cluster, devices=devices, coordinator=coordinator, network="real", outlived=kept is not None)
 

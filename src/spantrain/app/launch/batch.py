@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers, joining
+from spantrain.app.launch.way import LaunchedWorkers, LaunchWay, WantedWorkers, joining
 from spantrain.app.reporter import Reporter
 from spantrain.config.files.text_files import make_private_folder, write_atomically
 from spantrain.errors import UsageError, WorkerError
@@ -20,15 +20,14 @@ TOKEN_FILE = "token.env"
 """Where and with what workers join, as variables; for its owner's eyes alone."""
 
 
-class BatchWorkers(StartedWorkers):
+class BatchWorkers(LaunchedWorkers):
     """Workers of jobs, one for each site."""
 
     suffix: ClassVar[str] = ""
     """Of the file that is written for a site; of a folder nothing."""
 
     def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
-        super().__init__(wanted, reporter)
-        self.way = way
+        super().__init__(wanted, way, reporter)
         self.folder = wanted.log_folder.parent.resolve() / "launch"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -36,7 +35,7 @@ class BatchWorkers(StartedWorkers):
     def start(self, join: str, token: str) -> None:
         """Write where to join, submit all jobs, and look after them; only write it, if that is wanted."""
         self.wanted.log_folder.mkdir(parents=True, exist_ok=True)
-        relay = next(iter(self.way.options.relays.values()), None)
+        relay = next(iter(self.options.relays.values()), None)
         told = "".join(f"{name}={value}\n" for name, value in joining(join, token, relay).items())
         for folder in self.token_folders():
             make_private_folder(folder)

@@ -30,12 +30,19 @@ _JOBSET = "jobset.sigs.k8s.io"
 _SHARED_MEMORY = "8Gi"
 
 
-class KubernetesWay(LaunchWay):
+class KubernetesWorkers(BatchWorkers):
     """`kubectl apply -k` for each site; the names of hosts are those of nodes, and `--option` names the context."""
 
     patience_s: ClassVar[float] = 7 * 86_400.0
 
-    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "KubernetesWorkers":
+    def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
+        super().__init__(wanted, way, reporter)
+        # Names of jobs are labels of DNS and may be short; those of devices need be neither.
+        self.job_names = {device: f"w{number}" for number, device in enumerate(wanted.devices)}
+        self._applied: set[str] = set()
+        self._told: set[str] = set()
+
+    def prepare(self) -> None:
         """Write a folder for each site."""
         code = self.options.code
         if code is not None and len(code.packed) > _MOST_CODE_BYTES:
@@ -43,36 +50,30 @@ class KubernetesWay(LaunchWay):
                 f"--code {code.root}: packed it has {len(code.packed)} bytes, a ConfigMap holds {_MOST_CODE_BYTES}; "
                 "put it into the image instead"
             )
-        jobs = KubernetesWorkers(wanted, self, reporter)
-        for site in wanted.by_site:
-            folder = jobs.written(site)
-            write_atomically(folder / "jobset.yaml", _yaml(self.job_set(wanted, jobs, site)))
-            write_atomically(folder / "kustomization.yaml", _yaml(self._kustomization(wanted, site)))
+        for site in self.wanted.by_site:
+            folder = self.written(site)
+            write_atomically(folder / "jobset.yaml", _yaml(self._job_set(site)))
+            write_atomically(folder / "kustomization.yaml", _yaml(self._kustomization(site)))
             if code is not None:
                 write_atomically(folder / _CODE_FILE, code.packed)
-        return jobs
 
-    def job_set(self, wanted: WantedWorkers, jobs: "KubernetesWorkers", site: str) -> dict[str, Any]:
+    def _job_set(self, site: str) -> dict[str, Any]:
         """Return the JobSet of a site: a job of one pod for each worker."""
         return {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
             "kind": "JobSet",
-            "metadata": {"name": set_name(wanted, site), "labels": {"app.kubernetes.io/name": "spantrain"}},
+            "metadata": {"name": set_name(self.wanted, site), "labels": {"app.kubernetes.io/name": "spantrain"}},
             "spec": {
                 "failurePolicy": {"maxRestarts": 0},
                 "replicatedJobs": [
-                    {
-                        "name": jobs.job_names[device.name],
-                        "replicas": 1,
-                        "template": {"spec": self._job(wanted, device)},
-                    }
-                    for devices in wanted.by_site[site].values()
+                    {"name": self.job_names[device.name], "replicas": 1, "template": {"spec": self._job(device)}}
+                    for devices in self.wanted.by_site[site].values()
                     for device in devices
                 ],
             },
         }
 
-    def _job(self, wanted: WantedWorkers, device: Device) -> dict[str, Any]:
+    def _job(self, device: Device) -> dict[str, Any]:
         pod = {
             "restartPolicy": "Never",
             "automountServiceAccountToken": False,
@@ -80,15 +81,15 @@ class KubernetesWay(LaunchWay):
             "dnsPolicy": "ClusterFirstWithHostNet",
             "nodeSelector": {"kubernetes.io/hostname": device.host},
             "terminationGracePeriodSeconds": 30,
-            "containers": [self._container(wanted, device)],
-            "volumes": [volume for _, volume in self._volumes(wanted, device.site)],
+            "containers": [self._container(device)],
+            "volumes": [volume for _, volume in self._volumes(device.site)],
         }
         return {"parallelism": 1, "completions": 1, "backoffLimit": 0, "template": {"spec": pod}}
 
-    def _container(self, wanted: WantedWorkers, device: Device) -> dict[str, Any]:
+    def _container(self, device: Device) -> dict[str, Any]:
         place = (device.host, device.site)
         gpu = device.backend.startswith("cuda")
-        worker = self.options.worker_words(wanted, device, sees_one_gpu=True)
+        worker = self.options.worker_words(self.wanted, device, sees_one_gpu=True)
         unpack = ["sh", "-c", _UNPACK, f"/spantrain/{_CODE_FILE}"] if self.options.code else []
         # Or `$(NAME)` in a value would become another variable's.
         own = {name: value.replace("$", "$$") for name, value in self.options.environment_at(place).items()}
@@ -97,27 +98,27 @@ class KubernetesWay(LaunchWay):
             "image": self.options.image,
             "command": [*unpack, self.options.python_at(place), *worker],
             "env": [{"name": name, "value": value} for name, value in own.items()],
-            "envFrom": [{"secretRef": {"name": f"{set_name(wanted, device.site)}-token"}}],
+            "envFrom": [{"secretRef": {"name": f"{set_name(self.wanted, device.site)}-token"}}],
             "resources": {"limits": {"nvidia.com/gpu": 1}} if gpu else {},
             "securityContext": {"allowPrivilegeEscalation": False},
             "volumeMounts": [
                 {"name": volume["name"], "mountPath": path, **({} if path == "/dev/shm" else {"readOnly": True})}
-                for path, volume in self._volumes(wanted, device.site)
+                for path, volume in self._volumes(device.site)
             ],
         }
 
-    def _volumes(self, wanted: WantedWorkers, site: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _volumes(self, site: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield where each volume is mounted, and the volume."""
         yield "/dev/shm", {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}}
         if self.options.code is not None:
-            yield "/spantrain", {"name": "code", "configMap": {"name": f"{set_name(wanted, site)}-code"}}
-        for number, path in enumerate(wanted.data):
+            yield "/spantrain", {"name": "code", "configMap": {"name": f"{set_name(self.wanted, site)}-code"}}
+        for number, path in enumerate(self.wanted.data):
             # A node refuses a pod where it has not got it: a file or a folder, as it is here.
             kind = "File" if Path(path).is_file() else "Directory" if Path(path).is_dir() else ""
             yield path, {"name": f"data-{number}", "hostPath": {"path": path, "type": kind}}
 
-    def _kustomization(self, wanted: WantedWorkers, site: str) -> dict[str, Any]:
-        name = set_name(wanted, site)
+    def _kustomization(self, site: str) -> dict[str, Any]:
+        name = set_name(self.wanted, site)
         generated: dict[str, Any] = {"secretGenerator": [{"name": f"{name}-token", "envs": [TOKEN_FILE]}]}
         if self.options.code is not None:
             generated["configMapGenerator"] = [{"name": f"{name}-code", "files": [_CODE_FILE]}]
@@ -128,17 +129,6 @@ class KubernetesWay(LaunchWay):
             "generatorOptions": {"disableNameSuffixHash": True},
             **generated,
         }
-
-
-class KubernetesWorkers(BatchWorkers):
-    """JobSets that were applied."""
-
-    def __init__(self, wanted: WantedWorkers, way: KubernetesWay, reporter: Reporter) -> None:
-        super().__init__(wanted, way, reporter)
-        # Names of jobs are labels of DNS and may be short; those of devices need be neither.
-        self.job_names = {device: f"w{number}" for number, device in enumerate(wanted.devices)}
-        self._applied: set[str] = set()
-        self._told: set[str] = set()
 
     def token_folders(self) -> Sequence[Path]:
         """Return the folder of each site: files outside of it are not read."""
@@ -186,7 +176,7 @@ class KubernetesWorkers(BatchWorkers):
         self.log_of(device).write_text(said, encoding="utf-8")
 
     def _kubectl(self, site: str, *words: str) -> list[str]:
-        return ["kubectl", *self.way.options.words_at((site,)), *words]
+        return ["kubectl", *self.options.words_at((site,)), *words]
 
 
 def set_name(wanted: WantedWorkers, site: str) -> str:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
+from spantrain.app.launch.way import LaunchedWorkers, LaunchWay, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Host
 from spantrain.errors import ConfigError, PeerLostError
@@ -25,14 +25,26 @@ _PINCH = 0.001
 """Of a resource that stands for a node."""
 
 
-class RayWay(LaunchWay):
-    """The cluster that RAY_ADDRESS names, or else this machine's; hosts are nodes with a resource of their name."""
+class RayWorkers(LaunchedWorkers):
+    """Actors, each of which runs a worker, on the cluster that RAY_ADDRESS names, or else this machine's.
+
+    Hosts are nodes with a resource of their name.
+    """
 
     patience_s: ClassVar[float] = 86_400.0
 
-    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "RayWorkers":
-        """Find each host among Ray's nodes."""
-        words = self.words_of(wanted, sees_one_gpu=True)
+    def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
+        super().__init__(wanted, way, reporter)
+        self._words: dict[str, list[str]] = {}
+        self._ray: Any = None
+        self._group: Any = None
+        self._actors: dict[str, Any] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def prepare(self) -> None:
+        """Find the cluster."""
+        self._words = self.words_of_all(sees_one_gpu=True)
         try:
             import ray
         except ImportError:
@@ -44,23 +56,7 @@ class RayWay(LaunchWay):
             raise ConfigError(f"--ray: {error}; start a cluster with `ray start`, or set RAY_ADDRESS") from None
         finally:
             signal.signal(signal.SIGTERM, before)  # Ray takes it
-        return RayWorkers(wanted, self, words, ray, reporter)
-
-
-class RayWorkers(StartedWorkers):
-    """Actors, each of which runs a worker."""
-
-    def __init__(
-        self, wanted: WantedWorkers, way: RayWay, words: Mapping[str, list[str]], ray: Any, reporter: Reporter
-    ) -> None:
-        super().__init__(wanted, reporter)
-        self._way = way
-        self._words = words
         self._ray = ray
-        self._group: Any = None
-        self._actors: dict[str, Any] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def start(self, join: str, token: str) -> None:
         """Have a placement group made, and an actor in each of its bundles."""
@@ -82,15 +78,15 @@ class RayWorkers(StartedWorkers):
         self.reporter.note(f"Waiting for Ray to place {len(bundles)} workers")
         if not self._group.wait(_PLACE_S):
             raise PeerLostError(f"Ray has no room for {bundles}; see `ray status`")
-        options, actor = self._way.options, self._ray.remote(WorkerActor)
+        options, actor = self.options, self._ray.remote(WorkerActor)
         for number, device in enumerate(devices):
             strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
             placed = actor.options(
                 scheduling_strategy=strategy,
                 num_cpus=1,
                 num_gpus=int("GPU" in bundles[number]),
-                max_restarts=self._way.restarts,
-                max_task_retries=self._way.restarts,
+                max_restarts=self.way.restarts,
+                max_task_retries=self.way.restarts,
             )
             place = (device.host, device.site)
             python, told = options.python_at(place, ""), options.told_at(place, join, token)
@@ -117,7 +113,8 @@ class RayWorkers(StartedWorkers):
             from ray.util.placement_group import remove_placement_group
 
             remove_placement_group(self._group)
-        self._ray.shutdown()
+        if self._ray is not None:
+            self._ray.shutdown()
 
     def _watch(self) -> None:
         waiting = {actor.run.remote(): device for device, actor in self._actors.items()}

@@ -10,31 +10,30 @@ from typing import Any
 import yaml
 
 from spantrain.app.launch.batch import TOKEN_FILE, BatchWorkers
-from spantrain.app.launch.way import LaunchWay, WantedWorkers, joining
-from spantrain.app.reporter import Reporter
+from spantrain.app.launch.way import joining
 from spantrain.config.files.text_files import write_atomically
 from spantrain.errors import ConfigError
 
 
-class SkypilotWay(LaunchWay):
+class SkypilotTasks(BatchWorkers):
     """Tasks are written; whoever has a cloud's credentials starts them."""
 
-    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SkypilotTasks":
+    suffix = ".sky.yaml"
+
+    def prepare(self) -> None:
         """Write a task for each site."""
         if self.options.code is not None and not self.options.code.root.is_dir():
             raise ConfigError(f"--code {self.options.code.root}: SkyPilot copies folders; unpack the wheel into one")
-        tasks = SkypilotTasks(wanted, self, reporter)
-        for site in wanted.by_site:
-            write_atomically(tasks.written(site), yaml.safe_dump(self.task(wanted, site), sort_keys=False, width=120))
-        return tasks
+        for site in self.wanted.by_site:
+            write_atomically(self.written(site), yaml.safe_dump(self.task(site), sort_keys=False, width=120))
 
-    def task(self, wanted: WantedWorkers, site: str) -> dict[str, Any]:
+    def task(self, site: str) -> dict[str, Any]:
         """Return a site's task.
 
         Raises:
             ConfigError: its hosts have unlike GPUs, which nodes of one task have not.
         """
-        hosts = wanted.by_site[site]
+        hosts = self.wanted.by_site[site]
         kinds = {tuple(sorted(device.kind for device in devices)) for devices in hosts.values()}
         if len(kinds) > 1:
             raise ConfigError(
@@ -52,33 +51,27 @@ class SkypilotWay(LaunchWay):
             },
             **({"workdir": str(code.root)} if code else {}),
             "secrets": dict.fromkeys(joining("", "", next(iter(self.options.relays.values()), None))),
-            "run": "\n".join(self._run(wanted, site)) + "\n",
+            "run": "\n".join(self._run(site)) + "\n",
         }
 
-    def _run(self, wanted: WantedWorkers, site: str) -> Iterator[str]:
+    def _run(self, site: str) -> Iterator[str]:
         yield 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"'
         yield 'case "$SKYPILOT_NODE_RANK" in'
-        for rank, (host, devices) in enumerate(wanted.by_site[site].items()):
+        for rank, (host, devices) in enumerate(self.wanted.by_site[site].items()):
             yield f"{rank})"
             own = [f"{name}={value}" for name, value in self.options.environment_at((host, site)).items()]
             begin = [*(["env", *own] if own else []), self.options.python_at((host, site))]
             for device in devices:
-                yield f"  {shlex.join([*begin, *self.options.worker_words(wanted, device)])} &"
+                yield f"  {shlex.join([*begin, *self.options.worker_words(self.wanted, device)])} &"
             yield "  ;;"
         yield "esac"
         yield "wait"
-
-
-class SkypilotTasks(BatchWorkers):
-    """Tasks that were written."""
-
-    suffix = ".sky.yaml"
 
     def submit_words(self, site: str) -> list[str]:
         """Return what starts it."""
         words = ["sky", "launch", "--cluster", f"spantrain-{site}", "--detach-run"]
         secret = ["--secret-file", str(self.folder / TOKEN_FILE)]
-        return [*words, *secret, *self.way.options.words_at((site,)), str(self.written(site))]
+        return [*words, *secret, *self.options.words_at((site,)), str(self.written(site))]
 
 
 def _accelerator(kind: str) -> str:

@@ -21,30 +21,34 @@ worker() {  # PART GPUS NODE LOG WORD...
 """
 
 
-class SlurmWay(LaunchWay):
+class SlurmWorkers(BatchWorkers):
     """`sbatch` for each site; the names of hosts are those of nodes."""
 
     patience_s: ClassVar[float] = 7 * 86_400.0
     """Jobs wait until there is room for them."""
+    suffix = ".sbatch"
 
-    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SlurmWorkers":
+    def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
+        super().__init__(wanted, way, reporter)
+        self._jobs: dict[str, str] = {}
+        self._states: dict[str, str] = {}
+
+    def prepare(self) -> None:
         """Put code into the cache of this machine's user, and write a script for each site."""
-        jobs = SlurmWorkers(wanted, self, reporter)
         code = self.options.code
         if code is not None and not code_folder(code.digest).is_dir():
             place_code(code.digest, code.packed)
-        for site in wanted.by_site:
-            write_atomically(jobs.written(site), "\n".join(self._script(wanted, jobs, site)) + "\n")
-        return jobs
+        for site in self.wanted.by_site:
+            write_atomically(self.written(site), "\n".join(self._script(site)) + "\n")
 
-    def _script(self, wanted: WantedWorkers, jobs: "SlurmWorkers", site: str) -> Iterator[str]:
+    def _script(self, site: str) -> Iterator[str]:
         yield "#!/bin/bash"
-        log = str(wanted.log_folder.resolve() / f"slurm-{site}.log").replace("%", "%%")  # else a pattern's begin
+        log = str(self.wanted.log_folder.resolve() / f"slurm-{site}.log").replace("%", "%%")  # else a pattern's begin
         yield f"#SBATCH --job-name=spantrain-{site}"
         yield f"#SBATCH --output={shlex.quote(log)}"
         yield "#SBATCH --no-requeue"
         groups: dict[int, list[str]] = {}
-        for host, devices in wanted.by_site[site].items():  # those with as many GPUs are one part of the job
+        for host, devices in self.wanted.by_site[site].items():  # those with as many GPUs are one part of the job
             numbers = [int(one.backend.partition(":")[2] or 0) for one in devices if one.backend.startswith("cuda")]
             groups.setdefault(max(numbers, default=-1) + 1, []).append(host)
         for number, (gpus, names) in enumerate(groups.items()):
@@ -56,42 +60,35 @@ class SlurmWay(LaunchWay):
             for word in filter(None, (*words, together)):
                 yield f"#SBATCH {word}"
         # What it does: a step for each worker, all at once.
-        yield f"set -a; . {shlex.quote(str(jobs.folder / TOKEN_FILE))}; set +a"
+        yield f"set -a; . {shlex.quote(str(self.folder / TOKEN_FILE))}; set +a"
         if self.options.code is not None:
             folder = code_folder(self.options.code.digest)
             yield f"cd {shlex.quote(str(folder))}"
         lacks = '{ echo "data $path is not on $(hostname); copy it there: code is copied, data are not"; exit 2; }'
-        looks = f'for path in {shlex.join(wanted.data)}; do [ -e "$path" ] || {lacks}; done; ' if wanted.data else ""
+        looks = (
+            f'for path in {shlex.join(self.wanted.data)}; do [ -e "$path" ] || {lacks}; done; '
+            if self.wanted.data
+            else ""
+        )
         finds = 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"; ' if self.options.code else ""
         check = f'{looks}{finds}exec "$@"'  # what a shell does on a node before it becomes a worker
         yield f"check={shlex.quote(check)}"
         yield _WORKER
         for number, (gpus, names) in enumerate(groups.items()):
             for host in names:
-                for device in wanted.by_host[host]:
+                for device in self.wanted.by_host[host]:
                     place = (host, site)
                     part = f"--het-group={number}" if len(groups) > 1 else "--quiet"
                     own = (f"{name}={value}" for name, value in self.options.environment_at(place).items())
-                    log = str(jobs.log_of(device.name).resolve()).replace("%", "%%")
+                    log = str(self.log_of(device.name).resolve()).replace("%", "%%")
                     words = [
                         os.path.expanduser(self.options.python_at(place)),
-                        *self.options.worker_words(wanted, device),
+                        *self.options.worker_words(self.wanted, device),
                     ]
                     places = [part, f"--gpus-per-node={gpus}" if gpus else "--quiet", host, log]
                     begin = shlex.join(["worker", *places, "env", *own, "bash", "-c"])
                     yield f'{begin} "$check" worker {shlex.join(words)}'
         yield "wait"
-
-
-class SlurmWorkers(BatchWorkers):
-    """Jobs that were submitted."""
-
-    suffix = ".sbatch"
-
-    def __init__(self, wanted: WantedWorkers, way: SlurmWay, reporter: Reporter) -> None:
-        super().__init__(wanted, way, reporter)
-        self._jobs: dict[str, str] = {}
-        self._states: dict[str, str] = {}
 
     def submit_words(self, site: str) -> list[str]:
         """Return what submits it."""

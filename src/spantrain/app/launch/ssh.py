@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from spantrain.app.launch.way import LaunchWay, StartedWorkers, WantedWorkers
+from spantrain.app.launch.way import LaunchedWorkers, LaunchWay, WantedWorkers
 from spantrain.app.reporter import Reporter
 from spantrain.core.cluster import Device
 from spantrain.core.names import few
@@ -27,52 +27,12 @@ _RESTART_S, _LONGEST_S = 1.0, 60.0
 """Behind a worker's end: the coordinator has taken note of it then; each further time twice as long, up to that."""
 
 
-class SshWay(LaunchWay):
+class SshWorkers(LaunchedWorkers):
     """Each host by ssh, as the cluster file calls it; those that are this machine without."""
 
-    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "SshWorkers":
-        """Reach all machines, copy code to those that have not got it, and look whether they have what is needed."""
-        words = self.words_of(wanted)
-        reporter.phase(f"Reaching {len(wanted.by_host)} machines")
-        started = SshWorkers(wanted, self, words, reporter)
-        try:
-            started.reach()
-        except BaseException:
-            started.close()
-            raise
-        return started
-
-    def machine(self, host: str, wanted: WantedWorkers) -> Machine:
-        """Return a host of the cluster as it is reached."""
-        entry = wanted.cluster.host_by_name[host]
-        place = (host, entry.site)
-        (found,) = host_machines([entry], python="python3", options=self.options.words_at(place))
-        # In a container it is the container's own, if nothing is said.
-        return replace(found, python=self.options.python_at(place, "python3" if self.options.image else found.python))
-
-    def within(self, wanted: WantedWorkers) -> list[str]:
-        """Return the words that run a command in a container; none without an image.
-
-        It has the host's network and accelerators, data where the host has them, and the cache that code is kept in.
-        """
-        if self.options.image is None:
-            return []
-        words = ["docker", "run", "--rm", "--interactive", "--init", "--network=host", "--ipc=host", "--entrypoint="]
-        if any(wanted.cluster.device_by_name[device].backend.startswith("cuda") for device in wanted.devices):
-            words += ["--gpus=all"]
-        for path in wanted.data:
-            words += ["--mount", f"type=bind,readonly,source={path},target={path}"]
-        words += ["--mount", "type=volume,source=spantrain-code,target=/root/.cache/spantrain"]
-        return [*words, self.options.image]
-
-
-class SshWorkers(StartedWorkers):
-    """Machines that were reached, and the workers on them."""
-
-    def __init__(self, wanted: WantedWorkers, way: SshWay, words: dict[str, list[str]], reporter: Reporter) -> None:
-        super().__init__(wanted, reporter)
-        self._way = way
-        self._words = words
+    def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
+        super().__init__(wanted, way, reporter)
+        self._words: dict[str, list[str]] = {}
         self._machines: dict[str, KeptMachine] = {}
         self._logs = _Logs(self.log_of)
         self._join = self._token = ""
@@ -80,16 +40,18 @@ class SshWorkers(StartedWorkers):
         self._reaching = threading.Lock()
         """Held while another takes a machine's place."""
 
-    def reach(self) -> None:
-        """Reach all machines at once, and have code there.
+    def prepare(self) -> None:
+        """Reach all machines, copy code to those that have not got it, and look whether they have what is needed.
 
         Raises:
             PeerLostError: some cannot be reached.
             ConfigError: some lack something that workers need.
         """
+        self._words = self.words_of_all()
+        self.reporter.phase(f"Reaching {len(self.wanted.by_host)} machines")
         for host in self.wanted.by_host:
             self._machines[host] = self._reached(host)
-        code = self._way.options.code
+        code = self.options.code
         if code is not None:
             sent = self._on_all(lambda _host, machine: machine.place(code))
             hosts = [host for host, was in sent.items() if was]
@@ -115,11 +77,33 @@ class SshWorkers(StartedWorkers):
             )
 
     def _reached(self, host: str) -> KeptMachine:
-        machine, within = self._way.machine(host, self.wanted), self._way.within(self.wanted)
-        return KeptMachine(machine, within=within, heard=self._logs.write, ended=self._heard_end)
+        return KeptMachine(self.machine(host), within=self.within(), heard=self._logs.write, ended=self._heard_end)
+
+    def machine(self, host: str) -> Machine:
+        """Return a host of the cluster as it is reached."""
+        entry = self.wanted.cluster.host_by_name[host]
+        place = (host, entry.site)
+        (found,) = host_machines([entry], python="python3", options=self.options.words_at(place))
+        # In a container it is the container's own, if nothing is said.
+        return replace(found, python=self.options.python_at(place, "python3" if self.options.image else found.python))
+
+    def within(self) -> list[str]:
+        """Return the words that run a command in a container; none without an image.
+
+        It has the host's network and accelerators, data where the host has them, and the cache that code is kept in.
+        """
+        if self.options.image is None:
+            return []
+        words = ["docker", "run", "--rm", "--interactive", "--init", "--network=host", "--ipc=host", "--entrypoint="]
+        if any(self.wanted.cluster.device_by_name[device].backend.startswith("cuda") for device in self.wanted.devices):
+            words += ["--gpus=all"]
+        for path in self.wanted.data:
+            words += ["--mount", f"type=bind,readonly,source={path},target={path}"]
+        words += ["--mount", "type=volume,source=spantrain-code,target=/root/.cache/spantrain"]
+        return [*words, self.options.image]
 
     def _look(self, host: str, machine: KeptMachine) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        own = self._way.options.environment_at((host, self.wanted.cluster.host_by_name[host].site))
+        own = self.options.environment_at((host, self.wanted.cluster.host_by_name[host].site))
         return machine.look(_NEEDED, self.wanted.data, python_path=own.get("PYTHONPATH", ""))
 
     def start(self, join: str, token: str) -> None:
@@ -147,14 +131,14 @@ class SshWorkers(StartedWorkers):
     def _start(self, device: Device, machine: KeptMachine) -> None:
         words, place = self._words[device.name], (device.host, device.site)
         self._logs.write(device.name, f"{_now()} on {machine.machine}: {machine.machine.python} {shlex.join(words)}")
-        machine.start(device.name, words, self._way.options.told_at(place, self._join, self._token))
+        machine.start(device.name, words, self.options.told_at(place, self._join, self._token))
 
     def _heard_end(self, device: str, how: str) -> None:
         last, left = self._logs.last_line(device), how.endswith("status 0")
         self._logs.write(device, f"{_now()} {how}")
         self.note_end(device, how if left or "status" not in how else f"{how} ({last})")
         self._starts[device] += 1
-        if self._starts[device] <= self._way.restarts and not left:
+        if self._starts[device] <= self.way.restarts and not left:
             # In a thread of its own: this one is to hear the machine's answer.
             wait_s = min(_RESTART_S * 2 ** (self._starts[device] - 1), _LONGEST_S)
             again = threading.Timer(wait_s, self._start_again, (self.wanted.cluster.device_by_name[device],))
@@ -170,8 +154,8 @@ class SshWorkers(StartedWorkers):
                 machine.close()
                 machine = self._machines[device.host] = self._reached(device.host)
         try:
-            if self._way.options.code is not None:
-                machine.place(self._way.options.code)
+            if self.options.code is not None:
+                machine.place(self.options.code)
             self._start(device, machine)
         except PeerLostError as error:
             if not self._closing:

@@ -1,7 +1,7 @@
 """What all ways to start workers elsewhere have in common: who is started, with which words, what is heard of it."""
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -190,11 +190,11 @@ class StartedByHand(StartedWorkers):
     where_is_log = WorkerStarter.where_is_log
 
 
-class LaunchWay(Record, ABC):
+class LaunchWay(Record):
     """How a run's workers are started."""
 
-    patience_s: ClassVar[float] = 600.0
-    """How long workers may take to join."""
+    workers: "type[LaunchedWorkers]"
+    """What starts them."""
     options: LaunchOptions = field(default_factory=LaunchOptions)
     command: tuple[str, ...] = ()
     """The words of `spantrain launch`, for messages about how to go on."""
@@ -203,25 +203,50 @@ class LaunchWay(Record, ABC):
     restarts: int = 0
     """How often a device's worker that has failed is started again, by those that can."""
 
-    def words_of(self, wanted: WantedWorkers, *, sees_one_gpu: bool = False) -> dict[str, list[str]]:
-        """Return the words of all workers, by device.
-
-        Raises:
-            ConfigError: as `LaunchOptions.worker_words`.
-        """
-        devices = wanted.cluster.device_by_name
-        return {
-            name: self.options.worker_words(wanted, devices[name], sees_one_gpu=sees_one_gpu) for name in wanted.devices
-        }
-
-    @abstractmethod
-    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> StartedWorkers:
-        """Do all that can be done before there is a coordinator: reach machines, copy code, write files.
+    def prepare(self, wanted: WantedWorkers, reporter: Reporter) -> "LaunchedWorkers":
+        """Return the workers, for whom all is done that can be done before there is a coordinator.
 
         Raises:
             UsageError: something is missing there; all of it is told at once.
             PeerLostError: a machine cannot be reached.
         """
+        workers = self.workers(wanted, self, reporter)
+        try:
+            workers.prepare()
+        except BaseException:
+            workers.close()
+            raise
+        return workers
+
+
+class LaunchedWorkers(StartedWorkers):
+    """Workers that are started in some way."""
+
+    patience_s: ClassVar[float] = 600.0
+    """How long they may take to join."""
+
+    def __init__(self, wanted: WantedWorkers, way: LaunchWay, reporter: Reporter) -> None:
+        super().__init__(wanted, reporter)
+        self.way, self.options = way, way.options
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Reach machines, copy code, write files.
+
+        Raises:
+            UsageError, PeerLostError: as `LaunchWay.prepare`.
+        """
+
+    def words_of_all(self, *, sees_one_gpu: bool = False) -> dict[str, list[str]]:
+        """Return the words of all workers, by device.
+
+        Raises:
+            ConfigError: as `LaunchOptions.worker_words`.
+        """
+        wanted, devices = self.wanted, self.wanted.cluster.device_by_name
+        return {
+            name: self.options.worker_words(wanted, devices[name], sees_one_gpu=sees_one_gpu) for name in wanted.devices
+        }
 
 
 class OnlyWrittenError(Exception):

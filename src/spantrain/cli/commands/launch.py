@@ -86,11 +86,12 @@ def _way(asked: LaunchArguments, command: tuple[str, ...], *, encrypted: bool) -
     Raises:
         ConfigError: options do not go together.
     """
-    from spantrain.app.launch.kubernetes import KubernetesWay
-    from spantrain.app.launch.ray import RayWay
-    from spantrain.app.launch.skypilot import SkypilotWay
-    from spantrain.app.launch.slurm import SlurmWay
-    from spantrain.app.launch.ssh import SshWay
+    from spantrain.app.launch.kubernetes import KubernetesWorkers
+    from spantrain.app.launch.ray import RayWorkers
+    from spantrain.app.launch.skypilot import SkypilotTasks
+    from spantrain.app.launch.slurm import SlurmWorkers
+    from spantrain.app.launch.ssh import SshWorkers
+    from spantrain.app.launch.way import LaunchedWorkers, LaunchWay
 
     chosen = [name for name in _WAYS if getattr(asked, name)]
     if len(chosen) != 1:
@@ -104,10 +105,11 @@ def _way(asked: LaunchArguments, command: tuple[str, ...], *, encrypted: bool) -
         raise ConfigError(f"--restarts: goes with --ssh, --docker and --ray, not with --{name}")
     if asked.dry_run and name in ("ssh", "docker", "ray"):
         raise ConfigError(f"--dry-run: --{name} writes no files; leave it out")
-    kinds: dict[str, type[LaunchWay]] = {
-        "slurm": SlurmWay, "kubernetes": KubernetesWay, "ray": RayWay, "skypilot": SkypilotWay,
+    kinds: dict[str, type[LaunchedWorkers]] = {
+        "slurm": SlurmWorkers, "kubernetes": KubernetesWorkers, "ray": RayWorkers, "skypilot": SkypilotTasks,
     }  # fmt: skip
-    return kinds.get(name, SshWay)(
+    return LaunchWay(
+        workers=kinds.get(name, SshWorkers),
         options=_options(asked, encrypted=encrypted),
         command=command,
         only_writes=asked.dry_run or name == "skypilot",
