@@ -125,28 +125,22 @@ def open_session(
         PeerLostError: workers did not join in time.
     """
     with ExitStack() as stack:
+        wanted = WantedWorkers(
+            cluster=cluster,
+            devices=tuple(devices),
+            log_folder=log_folder,
+            functions=options.functions,
+            data=options.data,
+            encrypted=options.encrypted,
+        )
         bring_up = _local if options.listen is None else _remote
-        yield bring_up(cluster, tuple(devices), options, log_folder, reporter, stack)
+        yield bring_up(wanted, options, reporter, stack)
 
 
-def _remote(
-    cluster: Cluster,
-    devices: tuple[str, ...],
-    options: SessionOptions,
-    log_folder: Path,
-    reporter: Reporter,
-    stack: ExitStack,
-) -> Session:
+def _remote(wanted: WantedWorkers, options: SessionOptions, reporter: Reporter, stack: ExitStack) -> Session:
     listen, launch, relay = options.listen, options.launch, options.relay
     assert listen is not None, "it is for other machines"
-    wanted = WantedWorkers(
-        cluster=cluster,
-        devices=devices,
-        log_folder=log_folder,
-        functions=options.functions,
-        data=options.data,
-        encrypted=options.encrypted,
-    )
+    cluster, devices = wanted.cluster, wanted.devices
     if launch:
         launch.options.check_names(cluster)
     workers = stack.enter_context(launch.prepare(wanted, reporter) if launch else StartedByHand(wanted, reporter))
@@ -177,19 +171,13 @@ def _remote(
     return Session(cluster=cluster, devices=devices, coordinator=coordinator, network="real", outlived=kept is not None)
 
 
-def _local(
-    cluster: Cluster,
-    devices: tuple[str, ...],
-    options: SessionOptions,
-    log_folder: Path,
-    reporter: Reporter,
-    stack: ExitStack,
-) -> Session:
+def _local(wanted: WantedWorkers, options: SessionOptions, reporter: Reporter, stack: ExitStack) -> Session:
+    cluster, devices = wanted.cluster, wanted.devices
     use_testbed = options.network and len({cluster.device_by_name[name].host for name in devices}) > 1
     if use_testbed and (reason := why_unavailable()) is not None:
         raise TestbedError(f"{reason}; or run with --no-network (loopback, unshaped)")
     reporter.phase(f"Starting {len(devices)} workers")
-    workers = stack.enter_context(LocalWorkers(log_folder))
+    workers = stack.enter_context(LocalWorkers(wanted.log_folder))
     testbed = stack.enter_context(Testbed.up(cluster)) if use_testbed else None
     coordinator = Coordinator(
         bind=f"unix:{workers.socket_folder / 'coordinator'}",

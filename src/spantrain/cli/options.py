@@ -43,19 +43,11 @@ NetworkTraceName = Annotated[
     str | None,
     "How links between sites change from the first step on: a name (`spantrain testbed traces`) or FILE.yaml.",
 ]
-Listen = Annotated[
-    str | None, "HOST:PORT on which to wait for workers of other machines, instead of starting them here."
-]
 Relay = Annotated[
     str | None,
     typer.Option(
         help="HOST:PORT of a `spantrain relay` by which others reach this machine; its token: SPANTRAIN_RELAY_TOKEN."
     ),
-]
-LostAfter = Annotated[
-    str | None,
-    "After what silence a worker is lost; default: with --listen as measured, under 2s on a calm network and 6s at "
-    "most; a minute for those of this machine. Longer where networks have outages.",
 ]
 Metrics = Annotated[
     str | None, typer.Option("--metrics", help="HOST:PORT at which to serve metrics for Prometheus (docs/page.md).")
@@ -77,10 +69,6 @@ Tokenizer = Annotated[
     Path | None, typer.Option(help="A tokenizer.json, or the folder of one; default: the model reads bytes.")
 ]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens of a sample; default: the model's.")]
-Dtype = Annotated[str, f"{', '.join(DTYPES)}; 16 bits by autocast, with the last weights, too."]
-EmulatedSpeed = Annotated[
-    float | None, "Fraction of their kind's speed at which emulated devices run; default: the cluster's."
-]
 Functions = Annotated[
     list[str] | None,
     typer.Option(
@@ -155,16 +143,6 @@ def launch_way(context: typer.Context) -> "LaunchWay | None":
     return found
 
 
-def at_speed(cluster: Cluster, emulated_speed: float | None) -> Cluster:
-    """Return the cluster with its emulated devices at another fraction of their kinds' speed, if one is given."""
-    if emulated_speed is None:
-        return cluster
-    if not cluster.emulated:
-        raise ConfigError(f"--emulated-speed: no device of {cluster.name} is emulated; leave it out")
-    check_speed("--emulated-speed", emulated_speed)
-    return replace(cluster, emulated_speed=emulated_speed)
-
-
 def check_speed(option: str, speed: float) -> None:
     """Refuse a part of a speed that is no number, or out of all proportion."""
     if not 1e-6 <= speed <= 1e6:
@@ -195,6 +173,63 @@ def check_dtype(dtype: str) -> None:
     """Refuse a dtype that is none."""
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: give {', '.join(DTYPES[:-1])} or {DTYPES[-1]}")
+
+
+class PlaceOptions(Record):
+    """Which machines work, and how workers are there and reach each other."""
+
+    preset: Preset = None
+    cluster: ClusterFile = None
+    dtype: Annotated[str, f"{', '.join(DTYPES)}; 16 bits by autocast, with the last weights, too."] = "float32"
+    emulated_speed: Annotated[
+        float | None, "Fraction of their kind's speed at which emulated devices run; default: the cluster's."
+    ] = None
+    json_: Json = False
+    no_network: NoNetwork = False
+    listen: Annotated[
+        str | None, "HOST:PORT on which to wait for workers of other machines, instead of starting them here."
+    ] = None
+    relay: Relay = None
+    insecure: Insecure = False
+
+    def chosen_cluster(self) -> Cluster:
+        """Return the cluster that is asked for, at the speed that is; the dtype must be one that there is."""
+        check_dtype(self.dtype)
+        cluster = chosen_cluster(self.preset, self.cluster)
+        if self.emulated_speed is None:
+            return cluster
+        if not cluster.emulated:
+            raise ConfigError(f"--emulated-speed: no device of {cluster.name} is emulated; leave it out")
+        check_speed("--emulated-speed", self.emulated_speed)
+        return replace(cluster, emulated_speed=self.emulated_speed)
+
+    def session(
+        self, launch: "LaunchWay | None" = None, *, lost_after: str | None = None, model: "ModelSpec | None" = None
+    ) -> "SessionOptions":
+        """Return where workers run; those of this machine may call the functions that a model names.
+
+        Raises:
+            ConfigError: `lost_after` is no time, or too short.
+        """
+        from spantrain.app.relay import relay_access
+        from spantrain.app.session import SessionOptions
+        from spantrain.models.data.choice import data_paths, user_functions
+
+        patience_s = None if lost_after is None else quantity("--lost-after", lost_after, parse_seconds)
+        if patience_s is not None and patience_s < _MIN_PATIENCE_S:
+            raise ConfigError(
+                f"--lost-after {lost_after}: give at least {_MIN_PATIENCE_S:g} s; workers tell 3 times a second"
+            )
+        return SessionOptions(
+            listen=self.listen,
+            relay=relay_access(self.relay, encrypted=not self.insecure),
+            launch=launch,
+            network=not self.no_network,
+            encrypted=not self.insecure,
+            functions=user_functions(model) if model else (),
+            data=data_paths(model) if model else (),
+            heartbeat_timeout_s=patience_s,
+        )
 
 
 class ModelOptions(Record):
@@ -273,44 +308,6 @@ def chosen_trace(text: str | None, *, emulated: bool) -> NetworkTrace | None:
             f"--network-trace {text}: only emulated links can be made to change; leave out --no-network and --listen"
         )
     return network_trace(text)
-
-
-def session_options(
-    *,
-    no_network: bool = False,
-    listen: str | None = None,
-    relay: str | None = None,
-    launch: "LaunchWay | None" = None,
-    insecure: bool = False,
-    lost_after: str | None = None,
-    model: "ModelSpec | None" = None,
-) -> "SessionOptions":
-    """Return where workers run, as the options say; those of this machine may call the functions that a model names.
-
-    Raises:
-        ConfigError: `lost_after` is no time, or too short.
-    """
-    from spantrain.app.relay import relay_access
-    from spantrain.app.session import SessionOptions
-    from spantrain.models.data.choice import data_paths, user_functions
-
-    found = SessionOptions(
-        listen=listen,
-        relay=relay_access(relay, encrypted=not insecure),
-        launch=launch,
-        network=not no_network,
-        encrypted=not insecure,
-        functions=user_functions(model) if model else (),
-        data=data_paths(model) if model else (),
-    )
-    if lost_after is None:
-        return found
-    patience_s = quantity("--lost-after", lost_after, parse_seconds)
-    if patience_s < _MIN_PATIENCE_S:
-        raise ConfigError(
-            f"--lost-after {lost_after}: give at least {_MIN_PATIENCE_S:g} s; workers tell 3 times a second"
-        )
-    return replace(found, heartbeat_timeout_s=patience_s)
 
 
 def quantity(option: str, text: str, parse: Callable[[str], N]) -> N:

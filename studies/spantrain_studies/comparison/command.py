@@ -16,6 +16,7 @@ from spantrain.cli.options import (
     NetworkTraceName,
     NoNetwork,
     Out,
+    PlaceOptions,
     Preset,
     SequenceLength,
     Tokenizer,
@@ -24,7 +25,6 @@ from spantrain.cli.options import (
     chosen_trace,
     print_json,
     quantity,
-    session_options,
     with_options,
 )
 from spantrain.config.files.json_codec import render_json, to_json
@@ -145,7 +145,7 @@ def compare(asked: CompareArguments, _: typer.Context) -> None:
     from spantrain_studies.comparison.picture import draw_comparison
     from spantrain_studies.comparison.show import CompareReporter, show_comparison
 
-    options = session_options(no_network=asked.no_network, model=request.model)
+    options = PlaceOptions(no_network=asked.no_network).session(model=request.model)
     with clean_interrupt("the comparison"), CompareReporter(tables=not asked.json_) as reporter:
         outcome = run_comparison(request, options, reporter)
     document = to_json(outcome)

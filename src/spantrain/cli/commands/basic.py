@@ -32,7 +32,7 @@ def demo(
 
     check_can_make(out, "--out", files=("summary.json", "profile.json", "plan.json"), folders=("logs", "single-site"))
     with clean_interrupt("the demonstration"), TerminalReporter(tables=not json_) as reporter:
-        summary = run_demo(steps, shared.session_options(no_network=no_network), out, reporter, faults=faults)
+        summary = run_demo(steps, shared.PlaceOptions(no_network=no_network).session(), out, reporter, faults=faults)
     document = to_json(summary)
     show_demo_summary(summary, stderr=json_)
     if json_:
@@ -40,23 +40,14 @@ def demo(
     write_atomically(out / "summary.json", render_json(document) + "\n")
 
 
-class ProfileArguments(shared.ModelOptions):
+class ProfileArguments(shared.ModelOptions, shared.PlaceOptions):
     """The options of `spantrain profile`."""
 
     model: Annotated[str, "The model, e.g. gpt2-tiny."]
     out: shared.Out
-    preset: shared.Preset = None
-    cluster: shared.ClusterFile = None
-    dtype: shared.Dtype = "float32"
     max_samples: Annotated[int, typer.Option(help="Largest micro-batch that is measured.", min=1, max=1024)] = 16
     rounds: Annotated[int, typer.Option(help="Rounds of measuring the network.", min=1, max=100)] = 1
-    emulated_speed: shared.EmulatedSpeed = None
     fresh: Annotated[bool, "Measure compute again even if it is cached."] = False
-    json_: shared.Json = False
-    no_network: shared.NoNetwork = False
-    listen: shared.Listen = None
-    relay: shared.Relay = None
-    insecure: shared.Insecure = False
 
 
 @shared.with_options(ProfileArguments)
@@ -65,10 +56,9 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
     from spantrain.app.training.run_folder import check_not_of_a_run
 
     out, as_json = asked.out, asked.json_
-    cluster = shared.at_speed(shared.chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
+    cluster = asked.chosen_cluster()
     check_can_make(out, "--out", files=("profile.json",), folders=("logs",))
     check_not_of_a_run(out / "profile.json", "--out")
-    shared.check_dtype(asked.dtype)
     model = asked.chosen_model(asked.model, read=asked.listen is None)
     from spantrain.app.profiling.profile import ProfileOptions, measure_profile
     from spantrain.app.session import open_session
@@ -79,14 +69,7 @@ def profile(asked: ProfileArguments, context: typer.Context) -> None:
     options = ProfileOptions(
         dtype=asked.dtype, max_samples=asked.max_samples, network_rounds=asked.rounds, use_cache=not asked.fresh
     )
-    where = shared.session_options(
-        no_network=asked.no_network,
-        listen=asked.listen,
-        relay=asked.relay,
-        launch=shared.launch_way(context),
-        insecure=asked.insecure,
-        model=model,
-    )
+    where = asked.session(shared.launch_way(context), model=model)
     unit_names(model)  # a model that cannot be had or cut is refused before anything is written or started
     names = tuple(device.name for device in cluster.devices)
     with (

@@ -63,14 +63,7 @@ class _Command:
     def run(self) -> None:
         asked = self._asked
         self._check_words()
-        where = shared.session_options(
-            no_network=asked.no_network,
-            listen=asked.listen,
-            relay=asked.relay,
-            launch=self._launch,
-            insecure=asked.insecure,
-            lost_after=asked.lost_after,
-        )
+        where = asked.session(self._launch, lost_after=asked.lost_after)
         options = self._run_options()
         work: partial[tuple[TrainOutcome, TrainRequest]]
         if asked.model is not None:
@@ -210,8 +203,7 @@ class _Command:
 
     def _scratch_request(self, model: str) -> "ScratchRequest":
         asked = self._asked
-        cluster = shared.at_speed(shared.chosen_cluster(asked.preset, asked.cluster), asked.emulated_speed)
-        shared.check_dtype(asked.dtype)
+        cluster = asked.chosen_cluster()
         standby = asked.standby_coordinator
         if standby and standby not in cluster.device_by_name:
             raise ConfigError(f"--standby-coordinator {standby}: give one of {few(tuple(cluster.device_by_name))}")

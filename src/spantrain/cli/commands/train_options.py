@@ -27,13 +27,11 @@ JOB_OPTIONS = (*_AS_THEY_ARE, "optimizer_option", "lr_schedule_option", "warmup_
 _WARMUP_STEPS = 10
 
 
-class TrainArguments(shared.ModelOptions):
+class TrainArguments(shared.ModelOptions, shared.PlaceOptions):
     """What stands on the command line, or else the default."""
 
     plan_path: Annotated[Path | None, typer.Argument(help="What `spantrain plan` wrote.")] = None
     model: Annotated[str | None, "Without a plan: measure, plan and train this model."] = None
-    preset: shared.Preset = None
-    cluster: shared.ClusterFile = None
     gradient_checkpointing: Annotated[
         bool | None, "With --model: compute all activations again, or none; default: where memory is short."
     ] = None
@@ -41,8 +39,6 @@ class TrainArguments(shared.ModelOptions):
     global_batch: Annotated[
         int, typer.Option(help="With --model: samples per optimizer step.", min=1, max=shared.MAX_SAMPLES)
     ] = 32
-    dtype: shared.Dtype = "float32"
-    emulated_speed: shared.EmulatedSpeed = None
     steps: Annotated[
         int, typer.Option(help="Steps in all, those before a resume included.", min=1, max=LARGEST_NUMBER)
     ] = 100
@@ -86,18 +82,17 @@ class TrainArguments(shared.ModelOptions):
     ] = 0
     page: Annotated[bool, "Serve a page that shows the run while it goes on (docs/page.md)."] = False
     page_listen: Annotated[str, "HOST:PORT of it; port 0: any that is free."] = shared.PAGE_LISTEN
-    json_: shared.Json = False
-    no_network: shared.NoNetwork = False
     network_trace: shared.NetworkTraceName = None
-    listen: shared.Listen = None
-    relay: shared.Relay = None
-    lost_after: shared.LostAfter = None
+    lost_after: Annotated[
+        str | None,
+        "After what silence a worker is lost; default: with --listen as measured, under 2s on a calm network and 6s at "
+        "most; a minute for those of this machine. Longer where networks have outages.",
+    ] = None
     on_loss: Annotated[OnLoss, "A lost device: go-on with those that are left, or end (docs/recovery.md)."] = (
         OnLoss.GO_ON
     )
     protect: Annotated[str, "Losses at once that cost one step only: none, one, N; auto: one, if it is cheap."] = "auto"
     faults: Annotated[Path | None, "JSON list of faults to make on purpose, to see what becomes of the run."] = None
-    insecure: shared.Insecure = False
 
     def job(self, *, adapter_given: bool) -> TrainJob:
         """Return how to train; where steps overlap, no adapter follows the network unless one was asked for.
