@@ -13,7 +13,7 @@ from spantrain.core.span import Span
 from spantrain.errors import ProtocolError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.units import COUNTED, LABELS, counted_labels
+from spantrain.models.units import COUNTED, EACH, LABELS, counted_labels
 from spantrain.runtime.control.data_requests import AskNextStep, FetchRows
 from spantrain.runtime.control.plane import handlers_of
 from spantrain.runtime.coordinator.batches import BatchQueue, QueuedFeed
@@ -54,9 +54,11 @@ def test_what_a_whole_step_counts_is_told_with_each_span():
     batches.give(0, (torch.zeros(4, 3),), labels)
     for span in (Span(0, 1), Span(1, 4)):
         assert over_the_wire(batches).rows(0, span, (COUNTED,))[COUNTED].tolist() == [[9 / 4, 6 / 4]] * span.size
+        assert torch.equal(over_the_wire(batches).rows(0, span, (EACH,))[EACH], counted_labels(labels, span.size, EACH))
     tokens = SampledFeed(open_dataset(resolve_model("gpt2-tiny")), global_batch=4, seed=0)
     whole = tokens.rows(3, Span(0, 4), (LABELS,))[LABELS]
-    assert torch.equal(tokens.rows(3, Span(1, 3), (COUNTED,))[COUNTED], counted_labels(whole, 2))
+    for number in (COUNTED, EACH):
+        assert torch.equal(tokens.rows(3, Span(1, 3), (number,))[number], counted_labels(whole, 2, number))
 
 
 def test_large_batches_come_in_pieces():

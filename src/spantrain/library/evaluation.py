@@ -22,9 +22,10 @@ from spantrain.models.sources import hf_length
 from spantrain.models.tracing.batch import LABEL_NAMES, LabelLoss, ModelBatch, WholeMeans, picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import sample_at, what_was_raised
+from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import Loaded, load_model
 from spantrain.models.tracing.transformers_classes import library_inputs
-from spantrain.models.units import IGNORED_LABEL, counted_labels
+from spantrain.models.units import EACH, IGNORED_LABEL, counted_labels
 
 __all__ = ["EvalPrediction", "PredictionOutput"]
 
@@ -235,7 +236,7 @@ class WholeModel:
     def of(cls, spec: ModelSpec, state: Mapping[str, Tensor]) -> "WholeModel":
         """Build the model with these parameters and buffers."""
         if spec.family in ("factory", "hf"):
-            loaded = load_model(spec, seed=0)
+            loaded = replace(load_model(spec, seed=0), batch=cut_model(spec).whole.batch)
         else:
             module, batch = unit_source(spec).unsplit(seed=0)
             loaded = Loaded(module=module, batch=batch, loss=LabelLoss())
@@ -258,9 +259,8 @@ class WholeModel:
         gathered: list[tuple[Any, Tensor | None]] = []
         batches = [range(lo, min(lo + _BATCH, count)) for lo in range(0, count, _BATCH)]
         counted = None
-        if labelled and self.loaded.batch.counts_labels:  # as if all samples were one step
-            sums = [counted_labels(data.labels(indices), 1) * len(indices) for indices in batches]
-            counted = (torch.stack(sums).sum(dim=0) / count).to(self.device)
+        if labelled and (number := self.loaded.batch.counted) is not None:  # as if all samples were one step
+            counted = _counted_of(data, batches, number).to(self.device)
         for indices in batches:
             loss, outputs, labels = self._batch(data, indices, counted, labelled=labelled)
             loss_sum += loss
@@ -299,6 +299,17 @@ class WholeModel:
             loss = self.loaded.loss
             loss_sum = loss(picked(loss, result, "evaluate"), labels, len(indices), means)
         return float(loss_sum), _outputs(result), labels
+
+
+def _counted_of(data: Dataset, batches: Sequence[range], number: int) -> Tensor:
+    """Return `counted_labels` of all samples, for one."""
+    count = batches[-1].stop
+    counted = [counted_labels(data.labels(indices), 1, number) for indices in batches]
+    shares = [len(indices) / count for indices in batches]
+    if number != EACH:
+        return torch.stack([one * share for one, share in zip(counted, shares, strict=True)]).sum(dim=0)
+    each = [one * one.new_tensor((1, share, share)) for one, share in zip(counted, shares, strict=True)]
+    return torch.cat(each, dim=1)
 
 
 def check_fits(spec: ModelSpec) -> None:

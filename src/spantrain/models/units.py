@@ -27,8 +27,8 @@ IGNORED_LABEL = -100
 LABELS = -1
 """The number of the labels among what is read of samples; inputs are numbered from 0."""
 
-COUNTED = -2
-"""The number of what all samples of the step have in common: `counted_labels`."""
+COUNTED, EACH = -2, -3
+"""Numbers of what all samples of the step have in common: `counted_labels`, of all together or of each number."""
 
 Rows = Mapping[int, Tensor]
 """What is read of samples, by number; the first dimension of each tensor is the samples."""
@@ -46,7 +46,7 @@ class UnitModule(nn.Module):
     """
 
     reads: tuple[int, ...] = ()
-    """What it reads of the samples: numbers of inputs, `LABELS` and `COUNTED`."""
+    """What it reads of the samples: numbers of inputs, `LABELS` and `COUNTED` or `EACH`."""
 
     def __init__(self, name: str, *, prefixes: Mapping[str, str], shared: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -145,27 +145,38 @@ def rows_read(units: Iterable[UnitModule]) -> tuple[int, ...]:
     return tuple(sorted({number for unit in units for number in unit.reads}))
 
 
-def counted_labels(labels: Tensor, samples: int) -> Tensor:
+def counted_labels(labels: Tensor, samples: int, number: int = COUNTED) -> Tensor:
     """Return how many labels a sample has that count (are not -100): the mean over a step's `(samples, labels, ...)`.
 
     Returned is `(samples, 2)`, in float32, with the same in each row: of all labels; and without each sample's first,
-    which models that predict the next token do not count.
+    which models that predict the next token do not count. With `EACH`, `(samples, numbers, 3)`: every number that is
+    among the labels, which may be `(samples,)`, too; and how many it is of a sample's labels, in both ways.
     """
+    if number == EACH:
+        numbers, places = torch.unique(labels, return_inverse=True)
+        behind = places[:, 1:] if labels.dim() > 1 else places[:0]
+        each = [torch.bincount(some.flatten(), minlength=len(numbers)) / len(labels) for some in (places, behind)]
+        return for_samples(torch.stack([numbers.float(), *each], dim=1)[None], samples)
     counts = (labels != IGNORED_LABEL).flatten(2).sum(dim=2) if labels.dim() > 2 else (labels != IGNORED_LABEL).long()
     means = torch.stack([counts.sum(), counts[:, 1:].sum()]) / labels.shape[0]
     return means.to(torch.float32).expand(samples, 2)
+
+
+def for_samples(row: Tensor, samples: int) -> Tensor:
+    """Return what samples have in common, `(1, ...)`, as `(samples, ...)`."""
+    return row.expand(samples, *row.shape[1:])
 
 
 def chosen_rows(
     numbers: Sequence[int],
     inputs: Callable[[], Sequence[Tensor]],
     labels: Callable[[], Tensor],
-    counted: Callable[[], Tensor],
+    counted: Callable[[int], Tensor],
 ) -> Rows:
     """Return rows of samples, each kind asked for only if any of its numbers is wanted."""
     found = dict(enumerate(inputs())) if any(number >= 0 for number in numbers) else {}
-    others = {LABELS: labels, COUNTED: counted}
-    return {number: found[number] if number >= 0 else others[number]() for number in numbers}
+    others = {number: labels() if number == LABELS else counted(number) for number in numbers if number < 0}
+    return {number: found[number] if number >= 0 else others[number] for number in numbers}
 
 
 def set_training(module: nn.Module, paths: Collection[str]) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from spantrain.errors import ConfigError
-from spantrain.models.units import COUNTED, IGNORED_LABEL, LABELS, Rows, counted_labels
+from spantrain.models.units import COUNTED, EACH, IGNORED_LABEL, LABELS, Rows, counted_labels
 
 LABELS_NAME = "labels"
 LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
@@ -29,6 +29,8 @@ class ModelBatch:
     """The keyword of the labels."""
     has_labels: bool = False
     """Whether labels are a part of the batch; otherwise the model predicts its own input."""
+    weighs: bool = False
+    """Whether its loss counts labels unlike: by weights of classes, or leaves out others than those of -100."""
 
     @property
     def samples(self) -> int:
@@ -40,12 +42,16 @@ class ModelBatch:
         """What units may read of it as of a whole step; labels that nobody gave are zeros."""
         labels = torch.zeros(self.samples, dtype=torch.int64) if self.labels is None else self.labels
         rows = {**dict(enumerate(self.inputs)), LABELS: labels}
-        return {**rows, COUNTED: counted_labels(labels, self.samples)} if self.counts_labels else rows
+        return (
+            rows if self.counted is None else {**rows, self.counted: counted_labels(labels, self.samples, self.counted)}
+        )
 
     @property
-    def counts_labels(self) -> bool:
-        """Whether samples have several labels each, of which some may not count."""
-        return self.labels is not None and not self.labels.is_floating_point() and self.labels.dim() > 1
+    def counted(self) -> int | None:
+        """The number in `rows` of what labels of a step count together; None: each sample's count alike."""
+        if self.labels is None or self.labels.is_floating_point():
+            return None
+        return EACH if self.weighs else COUNTED if self.labels.dim() > 1 else None
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "ModelBatch":
         """Return it with every tensor changed."""
@@ -117,12 +123,40 @@ def shifts_labels(model: nn.Module) -> bool:
     return LOSS_MAPPING.get(str(model.loss_type)) is ForCausalLMLoss
 
 
+_MEANS = (functional.cross_entropy, functional.nll_loss)
+_ARGUMENTS = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+
+
+def _mean_of(func: Callable[..., Any], args: tuple[Any, ...], given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the arguments by name of a cross-entropy that is a mean over numbered labels; None: it is none."""
+    if func not in _MEANS:
+        return None
+    call = {"weight": None, "ignore_index": IGNORED_LABEL, **dict(zip(_ARGUMENTS, args, strict=False)), **given}
+    target, old = call.get("target"), (call.get("size_average"), call.get("reduce"))
+    plain = call.get("reduction", "mean") == "mean" and old == (None, None)
+    return call if plain and isinstance(target, Tensor) and not target.is_floating_point() else None
+
+
+class LabelsWeighed(TorchFunctionMode):
+    """Sees whether cross-entropies count labels unlike: by weights of classes, or leave out others than -100."""
+
+    seen = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch."""
+        call = _mean_of(func, args, kwargs or {})
+        self.seen |= call is not None and (call["weight"] is not None or call["ignore_index"] != IGNORED_LABEL)
+        return func(*args, **(kwargs or {}))
+
+
 class WholeMeans(TorchFunctionMode):
     """Has means of cross-entropies over counted labels be those over the whole step, of which some samples are here.
 
-    A mean over what is here would depend on how a batch is cut, where samples count unlike numbers of labels. So the
-    sum over what is here is divided by what a sample of the step counts on average, times the samples that are here:
-    over all samples of the step, this adds up to what the model makes of all of them at once.
+    A mean over what is here would depend on how a batch is cut, where samples count unlike numbers of labels, or labels
+    of unlike weights. So the sum over what is here is divided by what a sample of the step counts on average, times the
+    samples that are here: over all samples of the step, this adds up to what the model makes of all of them at once.
     """
 
     def __init__(self, labels: Tensor, counted: Tensor | None, known: dict[int, int] | None = None) -> None:
@@ -133,6 +167,7 @@ class WholeMeans(TorchFunctionMode):
         """
         super().__init__()
         self._labels = labels
+        self._behind = labels[:, 1:] if labels.dim() > 1 else labels[:0]
         self._counted = counted
         self._known = {} if known is None else known
         self._means = 0
@@ -143,40 +178,55 @@ class WholeMeans(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call a function of torch, or another mean."""
-        given = dict(kwargs or {})
         self.made |= func is functional.ctc_loss
-        if self._counted is not None and func in (functional.cross_entropy, functional.nll_loss):
-            per_sample = self._per_sample(args, given)
+        call = None if self._counted is None else _mean_of(func, args, kwargs or {})
+        if call is not None and not call["target"].is_meta:
+            per_sample = self._per_sample(call)
             if per_sample is not None:
                 self.made = True
-                return func(*args, **{**given, "reduction": "sum"}) / (per_sample * self._labels.shape[0])
-        return func(*args, **given)
+                return func(**{**call, "reduction": "sum"}) / (per_sample * self._labels.shape[0])
+        return func(*args, **(kwargs or {}))
 
-    def _per_sample(self, args: tuple[Any, ...], given: Mapping[str, Any]) -> Tensor | None:
+    def _per_sample(self, call: Mapping[str, Any]) -> Tensor | None:
         """Return what a sample of the step counts on average; None: it is no mean over labels as they are here."""
-        target = given.get("target", args[1] if len(args) > 1 else None)
-        plain = given.get("reduction", "mean") == "mean" and given.get("weight") is None and len(args) <= _NO_WEIGHT
-        if not plain or not isinstance(target, Tensor) or target.is_meta or self._counted is None:
-            return None
         number, self._means = self._means, self._means + 1
-        behind = self._labels[:, 1:]
         column = self._known.get(number)
         if column is None:
-            padded = functional.pad(behind, (0, 1), value=IGNORED_LABEL)
-            flat = target.flatten()
-            shifted = ((of, labels.flatten()) for of, labels in ((0, self._labels), (1, behind), (1, padded)))
-            same = [of for of, labels in shifted if flat.shape == labels.shape and torch.equal(flat, labels.to(flat))]
+            same = self._same(call["target"].flatten())
             column = same[0] if same else None
             if len(same) == 1:
                 self._known[number] = same[0]
-        if column is not None:
-            mean: Tensor = self._counted[0, column]
-            return mean
-        # In another order, or made of the labels in another way.
-        counts = [(some != IGNORED_LABEL).sum() for some in (self._labels, behind)]
-        here = (target != given.get("ignore_index", IGNORED_LABEL)).sum()
-        whole = target.numel() in (self._labels.numel(), behind.numel())
-        fitting = [mean for mean, count in zip(self._counted[0], counts, strict=True) if whole and count == here]
+        return self._fitting(call) if column is None else self._mean(call, column)
+
+    def _same(self, target: Tensor) -> list[int]:
+        """Return which labels a mean is over: all of them (0), those behind each sample's first (1), or either."""
+        padded = functional.pad(self._behind, (0, 1), value=IGNORED_LABEL)
+        shifted = ((of, labels.flatten()) for of, labels in ((0, self._labels), (1, self._behind), (1, padded)))
+        return [of for of, labels in shifted if target.shape == labels.shape and torch.equal(target, labels.to(target))]
+
+    def _mean(self, call: Mapping[str, Any], column: int) -> Tensor:
+        """Return what a sample's labels count on average, of all or of those behind the first."""
+        assert self._counted is not None
+        weight, ignored = call["weight"], call["ignore_index"]
+        if self._counted.dim() == _OF_ALL:
+            if weight is not None or ignored != IGNORED_LABEL:
+                raise ConfigError(
+                    "the loss counts labels unlike (weights of classes, ignore_index), and did not of the example "
+                    "batch: have it do that always"
+                )
+            return self._counted[0, column]
+        numbers, kept = self._counted[0, :, 0].long(), self._counted[0, :, 0] != ignored
+        counts = self._counted[0, :, 1 + column]
+        total: Tensor = (counts * kept * (1 if weight is None else weight[torch.where(kept, numbers, 0)])).sum()
+        return total
+
+    def _fitting(self, call: Mapping[str, Any]) -> Tensor | None:
+        """Return what a sample counts, where labels are in another order, or made of those here in another way."""
+        target, ignored = call["target"], call["ignore_index"]
+        counts = [(some != ignored).sum() for some in (self._labels, self._behind)]
+        here = (target != ignored).sum()
+        whole = call["weight"] is None and target.numel() in (self._labels.numel(), self._behind.numel())
+        fitting = [self._mean(call, column) for column, count in enumerate(counts) if whole and count == here]
         if len(fitting) > 1 and fitting[0] != fitting[1]:
             raise ConfigError(
                 "no sample of a micro-batch counts its first label, and others of the step do: whether the model does "
@@ -185,8 +235,8 @@ class WholeMeans(TorchFunctionMode):
         return fitting[0] if fitting else None
 
 
-_NO_WEIGHT = 2
-"""Arguments of a cross-entropy by position before the weights of classes."""
+_OF_ALL = 2
+"""Dimensions of what is counted of all labels together."""
 
 
 class LabelLoss:
@@ -246,8 +296,8 @@ class MeanLoss:
         if len(other) > 0:
             raise ConfigError(
                 f"samples count {first} and {int(other[0])} labels (those of {IGNORED_LABEL} are not counted), so the "
-                "mean over a batch would depend on how it is cut: compute it by torch's cross_entropy, without weights "
-                "of classes, or have the factory return a loss of each sample: (module, example_batch, loss)"
+                "mean over a batch would depend on how it is cut: compute it by torch's cross_entropy of the labels as "
+                "they are, or have the factory return a loss of each sample: (module, example_batch, loss)"
             )
 
 
@@ -293,9 +343,12 @@ def picked(loss: Loss, result: Any, source: str) -> Any:
     if not isinstance(loss, OwnLoss):
         return result
     own = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", result)
+    if isinstance(own, tuple | list):  # (logits, loss), say
+        scalars = [one for one in own if isinstance(one, Tensor) and one.dim() == 0 and one.is_floating_point()]
+        own = scalars[0] if len(scalars) == 1 else None
     if not isinstance(own, Tensor) or own.dim() > 1 or not own.is_floating_point():
         raise ConfigError(
-            f"{source}: the model's output has no `loss` (a scalar mean over samples): return one, or have the factory "
-            "return a loss function too: (module, example_batch, loss)"
+            f"{source}: the model's output has no `loss` (a scalar mean over samples), nor is it a tuple with one "
+            "scalar in it: return one, or have the factory return a loss function too: (module, example_batch, loss)"
         )
     return own

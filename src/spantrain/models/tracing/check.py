@@ -8,13 +8,14 @@ running its forward in both ways and comparing the calls, to be told before it i
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.overrides import TorchFunctionMode
 
 from spantrain.core.records import Record
@@ -24,11 +25,19 @@ from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, 
 from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
-from spantrain.models.tracing.batch import ModelBatch, call_named, picked, taken_names
+from spantrain.models.tracing.batch import LabelLoss, LabelsWeighed, ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import told_as_the_models, uncompiled, what_was_raised
 from spantrain.models.tracing.source import Given, Loaded
 from spantrain.models.tracing.tape import line_of_model, parts
-from spantrain.models.units import LABELS, UnitModule, keeps_statistics, loss_of, parameter_names, set_training
+from spantrain.models.units import (
+    IGNORED_LABEL,
+    LABELS,
+    UnitModule,
+    keeps_statistics,
+    loss_of,
+    parameter_names,
+    set_training,
+)
 
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
@@ -102,6 +111,25 @@ def called_on(loaded: Loaded, batch: ModelBatch) -> Any:
     """Return what a model makes of a batch; with the labels, if it computes its own loss."""
     tensors = dict(enumerate(batch.inputs)) | ({} if batch.labels is None else {LABELS: batch.labels})
     return call_named(loaded.module, tensors, taken_names(batch, loaded.loss))
+
+
+def weighed_batch(loaded: Loaded) -> ModelBatch:
+    """Return a model's example batch, which says whether its loss counts labels unlike.
+
+    The model is run for that; its parameters may be fake. If it cannot be, the loss may do so where that costs little:
+    where all labels of a step are counted in any case.
+    """
+    batch, labels = loaded.batch, loaded.batch.labels
+    if isinstance(loaded.loss, LabelLoss) or labels is None or labels.is_floating_point():
+        return batch
+    fake = next((one for one in loaded.module.parameters() if isinstance(one, FakeTensor)), None)
+    here = batch.resized(_COMPARED).mapped(torch.clone if fake is None else fake.fake_mode.from_tensor)
+    unseen, weighed = labels.dim() > 1, LabelsWeighed()
+    with suppress(Exception), torch_seeded(), uncompiled(), torch.no_grad(), weighed:
+        loaded.loss(picked(loaded.loss, called_on(loaded, here), "the model"), here.labels, here.samples)
+        unseen = False
+    left_out = labels.dim() == 1 and bool((labels == IGNORED_LABEL).any())
+    return replace(batch, weighs=weighed.seen or unseen or left_out)
 
 
 def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call], norms: Collection[str]) -> list[str]:
@@ -271,15 +299,20 @@ def as_it_trains(loaded: Loaded, units: Sequence[UnitModule]) -> Iterator[None]:
 
 def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: DrawnShapes) -> float:
     """Return a model's loss; refuse a forward that does not do the same every time."""
-    losses = []
+    losses, before = list[float](), _buffers(loaded.module)
     for seed in (0, 1):
         with torch_seeded(seed), seeded(loaded.module, seed=0, step=0, shapes=shapes) as draws:
             losses.append(_loss_of_model(spec, loaded, batch))
     if is_close(losses[0], losses[1], tolerance=_ROUNDING):
         return losses[0]
+    written = [name for name, state in _buffers(loaded.module).items() if state != before.get(name)]
     why = (
         f"{draws.unlike[0]}, which cannot be told by sample; use torch.rand, torch.randn or torch.bernoulli"
         if draws.unlike
+        else f"it writes into {', '.join(written[:_SHOWN])}{', ...' if len(written) > _SHOWN else ''}, "
+        "and goes by that in its next call, so that a micro-batch would depend on others; leave that out (in the place "
+        "of torch.nn.utils.spectral_norm, take that of torch.nn.utils.parametrizations)"
+        if written
         else "it keeps something between calls, which a forward must not do, or draws random numbers otherwise than by "
         "functions of torch; leave that out (of models of sound: apply_spec_augment false in their configuration)"
     )

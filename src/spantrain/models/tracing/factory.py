@@ -84,6 +84,11 @@ def told_as_the_models(what: str) -> Iterator[None]:
     except Exception as error:
         if Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(_PACKAGE):
             raise
+        if "saved tensor hooks" in str(error):
+            raise ConfigError(
+                f"{what}: its forward takes gradients by torch.func.grad, vjp, jacrev or hessian, where it cannot be "
+                "seen what is held for the backward pass; write the gradient itself"
+            ) from error
         raise ConfigError(f"{what}: {what_was_raised(error)}") from error
 
 

@@ -19,7 +19,7 @@ from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.sources import OWN
 from spantrain.models.statistics import read_gradients_in_order
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
-from spantrain.models.tracing.check import check_units, differences, hooked_module
+from spantrain.models.tracing.check import check_units, differences, hooked_module, weighed_batch
 from spantrain.models.tracing.cut import TapePart
 from spantrain.models.tracing.dependence import check_packing, check_samples, deciding
 from spantrain.models.tracing.follow import Explored, NotFollowedError, follow
@@ -143,11 +143,11 @@ class TracedUnits:
         Raises:
             ConfigError: they are not what a user's model is.
         """
+        cut = cut_model(self._spec)
         if self._spec.chat.packing:
             each = (self.build([unit], seed=0)[0] for unit in range(len(self.names)))
             check_packing(self._spec, each, self.batch())
         if self._spec.objective != OWN:  # no more of it has numbers than is looked at
-            cut = cut_model(self._spec)
             loss, whole = cut.whole.loss, deciding(_empty_units(cut))
             if isinstance(loss, LabelLoss) and loss.router_weight:
                 why = "the loss that balances its routers is over all tokens at once"
@@ -155,7 +155,7 @@ class TracedUnits:
             left_out = with_or_without_numbers(self._spec, lambda made, given: tuple(differences(made, given)))
             return CheckedUnits(at=lambda unit: self.build([unit], seed=0)[0], left_out=left_out, whole=whole)
         units = self.build(range(len(self.names)), seed=0)
-        loaded = replace(load_model(self._spec, seed=0), trains=cut_model(self._spec).whole.trains)
+        loaded = replace(load_model(self._spec, seed=0), trains=cut.whole.trains, batch=cut.whole.batch)
         check_units(self._spec, units, loaded)
         found = check_samples(self._spec, units, loaded)
         return replace(found, left_out=tuple(differences(loaded)))
@@ -192,7 +192,7 @@ def _units(cut: CutModel, indices: Iterable[int], model: nn.Module, loss: Loss) 
         name, part = cut.names[index], cut.parts[index]
         if isinstance(part, TapePart):
             own_loss = loss if index == len(cut.parts) - 1 else None
-            unit: UnitModule = TracedUnit(name, part, model, own_loss, counts=cut.whole.batch.counts_labels)
+            unit: UnitModule = TracedUnit(name, part, model, own_loss, counted=cut.whole.batch.counted)
             draws = any(step.point for step in part.steps)
         else:
             assert cut.calls is not None
@@ -298,7 +298,7 @@ def _cut_model(
         names=_names(parts, loaded.module, blocks),
         parts=parts,
         groups=_groups(parts, loaded.module),
-        whole=replace(loaded, module=emptied(loaded.module, empty_like, buffers=True)),
+        whole=replace(loaded, module=emptied(loaded.module, empty_like, buffers=True), batch=weighed_batch(loaded)),
         draws=found.draws,
         notices=(*found.notices, *uncut),
     )

@@ -17,7 +17,7 @@ from spantrain.models.tracing import tape
 from spantrain.models.tracing.batch import Loss, WholeMeans
 from spantrain.models.tracing.cut import Carried, TapePart, UnitPart
 from spantrain.models.tracing.factory import calls_compiled, uncompiled, what_was_raised
-from spantrain.models.units import COUNTED, LABELS, Rows, UnitModule
+from spantrain.models.units import COUNTED, EACH, LABELS, Rows, UnitModule
 
 
 class BroughtUnit(UnitModule, ABC):
@@ -63,8 +63,9 @@ class BroughtUnit(UnitModule, ABC):
         samples, place = tensors[0].shape[0], tensors[0].device
         found = {one.value.index: unpacked(one, tensor) for one, tensor in zip(takes, tensors, strict=False)}
         # Means over labels are those over the whole step, in the last unit.
-        means = None if self._loss is None else WholeMeans(rows[LABELS], rows.get(COUNTED), self._known_means)
-        with nullcontext() if COUNTED not in rows or means is None else means, chain_at(self._start):
+        counted = rows.get(COUNTED, rows.get(EACH))
+        means = None if self._loss is None else WholeMeans(rows[LABELS], counted, self._known_means)
+        with nullcontext() if counted is None or means is None else means, chain_at(self._start):
             result = self._result(found, rows, samples, place)
             if self._loss is None:
                 return tuple(packed(one, found[one.value.index], samples) for one in gives)
@@ -74,9 +75,9 @@ class BroughtUnit(UnitModule, ABC):
     def _result(self, found: dict[int, Tensor], rows: Rows, samples: int, place: torch.device) -> Any:
         """Run the part; add the values that it gives to those that were found, and return what the loss is made of."""
 
-    def _read(self, reads: Iterable[int], *, counts: bool) -> None:
+    def _read(self, reads: Iterable[int], counted: int | None) -> None:
         """Note what it reads; the last unit also labels, and if those of a whole step are counted, what they are."""
-        ends = () if self._loss is None else (LABELS, COUNTED) if counts else (LABELS,)
+        ends = () if self._loss is None else (LABELS,) if counted is None else (LABELS, counted)
         self.reads = tuple(dict.fromkeys((*reads, *ends)))
 
     def _hold(self, child: str, path: str, module: nn.Module) -> None:
@@ -109,7 +110,7 @@ class BroughtUnit(UnitModule, ABC):
 class TracedUnit(BroughtUnit):
     """The steps of a tape that call its modules."""
 
-    def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None, *, counts: bool) -> None:
+    def __init__(self, name: str, part: TapePart, model: nn.Module, loss: Loss | None, *, counted: int | None) -> None:
         """Take what the part needs out of a model; `loss` is the last unit's, over labels of the whole step or not."""
         super().__init__(name, part, loss)
         self._part = part
@@ -123,7 +124,7 @@ class TracedUnit(BroughtUnit):
         for index, tensor in part.known.items():
             self._constants.register_buffer(f"v{index}", tensor, persistent=False)
         self._calls_compiled = calls_compiled(self)
-        self._read(part.reads, counts=counts)
+        self._read(part.reads, counted)
         self.decides = next((step.decides for step in part.steps if step.decides), "")
         self._written_into = {before.index for step in part.steps for before, _ in step.changes}
         self.eval()

@@ -90,7 +90,7 @@ class FetchRows(OrderRequest[BatchPiece], name="batch_rows"):
 
     step: int
     part: str
-    """`inputs`, `labels` or `counted` (`models.units.counted_labels`)."""
+    """`inputs`, `labels`, `counted` or `counted each` (`models.units.counted_labels`, for one sample)."""
     lo: int
     hi: int
     offset: int

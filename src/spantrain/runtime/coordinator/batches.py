@@ -18,7 +18,7 @@ from spantrain.core.span import Span
 from spantrain.devices.base import Tensors
 from spantrain.errors import ProtocolError, WorkerError
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.units import Rows, chosen_rows, counted_labels
+from spantrain.models.units import COUNTED, EACH, Rows, chosen_rows, counted_labels, for_samples
 from spantrain.runtime.control.data_requests import AskNextStep, BatchPiece, FetchRows, NextStep, NextStepAnswer
 from spantrain.runtime.control.orders import TrainOrder
 from spantrain.runtime.control.plane import ControlPlane
@@ -30,7 +30,9 @@ EXTERNAL = "given"
 
 _PIECE_BYTES = 4 * 2**20
 _LONG_POLL_S = 5.0
-_INPUTS, _LABELS, _COUNTED = "inputs", "labels", "counted"
+_INPUTS, _LABELS = "inputs", "labels"
+_COUNTED = {COUNTED: "counted", EACH: "counted each"}
+"""What is told of a whole step, by its number among rows."""
 
 
 class _HeldBatch(Record):
@@ -112,7 +114,7 @@ class BatchQueue:
             batch = self._batches.get(wanted.step)
         if (
             batch is None
-            or part not in (_INPUTS, _LABELS, _COUNTED)
+            or part not in (_INPUTS, _LABELS, *_COUNTED.values())
             or not 0 <= lo < hi <= self._global_batch
             or offset < 0
         ):
@@ -122,7 +124,8 @@ class BatchQueue:
         elif part == _LABELS:
             tensors = {part: batch.labels[lo:hi].contiguous()}
         else:
-            tensors = {part: counted_labels(batch.labels, hi - lo).contiguous()}
+            number = next(number for number, name in _COUNTED.items() if name == part)
+            tensors = {part: counted_labels(batch.labels, 1, number).contiguous()}
         content = save(tensors)
         return BatchPiece(piece=content[offset : offset + _PIECE_BYTES], total=len(content))
 
@@ -165,7 +168,9 @@ class QueuedFeed:
         def tensor(part: str) -> torch.Tensor:
             return self._fetch(step, part, span)[part]
 
-        return chosen_rows(numbers, inputs, partial(tensor, _LABELS), partial(tensor, _COUNTED))
+        return chosen_rows(
+            numbers, inputs, partial(tensor, _LABELS), lambda number: for_samples(tensor(_COUNTED[number]), span.size)
+        )
 
     def _fetch(self, step: int, part: str, span: Span) -> dict[str, torch.Tensor]:
         content, total = b"", 1

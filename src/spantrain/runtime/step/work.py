@@ -14,7 +14,7 @@ from spantrain.devices.base import ComputeDevice, EmulatedTime, Milestone, Submi
 from spantrain.models.data.dataset import Dataset
 from spantrain.models.execution.stage import NamesFinal, StageExecutor
 from spantrain.models.sampler import Sampler
-from spantrain.models.units import Rows, chosen_rows, counted_labels
+from spantrain.models.units import Rows, chosen_rows, counted_labels, for_samples
 from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.unit_shards import UnitShards
 
@@ -207,13 +207,13 @@ class SampledFeed:
             numbers,
             lambda: self._dataset.inputs(indices),
             lambda: self._dataset.labels(indices),
-            lambda: self._counted(step).expand(span.size, 2),
+            lambda number: for_samples(self._counted(step, number), span.size),
         )
 
-    def _counted_in(self, step: int) -> torch.Tensor:
+    def _counted_in(self, step: int, number: int) -> torch.Tensor:
         """Return `counted_labels` of a whole step, for one sample."""
         indices = self._sampler.indices(0 if self._same_every_step else step, self._step_span)
-        return counted_labels(self._dataset.labels(indices), 1)
+        return counted_labels(self._dataset.labels(indices), 1, number)
 
 
 Lane = tuple[str, int]

@@ -33,7 +33,7 @@ from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import uncompiled
 from spantrain.models.tracing.model import cut_model
 from spantrain.models.tracing.source import Loaded, load_model
-from spantrain.models.units import COUNTED, LABELS, UnitModule, tie_parameters
+from spantrain.models.units import LABELS, UnitModule, tie_parameters
 from spantrain.planner.engine.evaluate import Evaluator
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.baselines import ONE_F_ONE_B
@@ -93,7 +93,8 @@ def tried(name: str, *, devices: int, compiled: bool = False) -> Trial:
 def _compared(found: Trial, spec: ModelSpec, devices: int) -> Trial:
     graph = build_graph(spec)
     plan = planned(spec, graph, devices)
-    whole = replace(load_model(spec, seed=0), trains=cut_model(spec).whole.trains)
+    cut = cut_model(spec).whole
+    whole = replace(load_model(spec, seed=0), trains=cut.trains, batch=cut.batch)
     found = replace(found, class_name=type(whole.module).__name__, units=len(graph.units), stages=len(plan.stages))
     return replace(found, compiled=_compiled_layers(spec), error=largest_error(spec, graph, plan, whole))
 
@@ -174,7 +175,7 @@ def _plain_step(whole: Loaded, spans: Sequence[Span], step: int, shapes: DrawnSh
     total, every = 0.0, whole.batch.samples
     for span in spans:
         batch = whole.batch.mapped(lambda tensor, span=span: tensor[span.lo : span.hi])
-        counted = whole.batch.rows.get(COUNTED) if len(spans) > 1 else None
+        counted = whole.batch.rows.get(whole.batch.counted) if len(spans) > 1 else None
         means = nullcontext() if counted is None else WholeMeans(batch.rows[LABELS], counted)
         with uncompiled(), means, seeded(whole.module, seed=0, step=step, first_sample=span.lo, shapes=shapes):
             result = picked(whole.loss, called_on(whole, batch), "plain")

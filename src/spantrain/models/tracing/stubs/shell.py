@@ -280,7 +280,7 @@ class StubbedUnit(BroughtUnit):
             self._hold_weight(full, shell.tensors[full])
         self._has = {*part.weights, *buffers}
         self._calls_compiled = calls_compiled(self)
-        self._read(part.reads, counts=batch.counts_labels)
+        self._read(part.reads, batch.counted)
         self.eval()
 
     @property
