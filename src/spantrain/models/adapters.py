@@ -46,6 +46,8 @@ HEAD = ".original_module."
 """In the name of a parameter of a head that is trained in full beside adapters."""
 _HEADS = ("classifier", "score", "qa_outputs")
 """What `peft` takes for a classifier's head, which begins with random numbers as a rule: it is trained in full."""
+_HAVE_HEADS = ("Classification", "QuestionAnswering", "MultipleChoice", "SemanticSegmentation")
+"""In the names of classes that are a pretrained body and a head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +157,11 @@ def adapted(spec: ModelSpec, module: "nn.Module") -> "nn.Module":
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
     from peft.utils import ModulesToSaveWrapper
-    from torch import nn
 
     targets: Any = "all-linear" if form.target_modules == ("all-linear",) else [*form.target_modules] or None
     name, fields = type(module).__name__, asdict(form)
     task = next((task for ending, task in _TASKS.items() if name.endswith(ending)), None)
-    heads = [one for one in _HEADS if isinstance(getattr(module, one, None), nn.Module)]
+    heads = _heads_of(module)
     if not fields.pop("trains_head") and heads:
         heads, task = [], None
     settings = LoraConfig(**{**fields, "target_modules": targets, "modules_to_save": heads or None}, task_type=task)
@@ -178,6 +179,16 @@ def adapted(spec: ModelSpec, module: "nn.Module") -> "nn.Module":
         elif isinstance(part, ModulesToSaveWrapper):  # a head is trained itself, not a copy of it
             part.modules_to_save["default"] = part.original_module.requires_grad_(True)
     return made
+
+
+def _heads_of(module: "nn.Module") -> list[str]:
+    """Return the modules of a model that are no part of its pretrained body, whatever they are called."""
+    children = {name: child for name, child in module.named_children() if next(child.parameters(), None) is not None}
+    body = getattr(module, "base_model_prefix", "")
+    if body not in children or not any(words in type(module).__name__ for words in _HAVE_HEADS):
+        return [name for name in _HEADS if name in children]
+    inside = [path for path, _ in children[body].named_modules()]  # `peft` goes by ends of names
+    return [name for name in children if name != body and not any(path.endswith(name) for path in inside)]
 
 
 @contextmanager
