@@ -113,8 +113,23 @@ def test_evaluation_by_batches_weighs_as_one_batch_does(name: str) -> None:
     [
         ("keeps_a_mean", r"not do the same every time.* it writes into 0\.mean, 1\.mean, and goes by that"),
         ("takes_slopes", r"takes gradients by torch\.func\.grad"),
+        (
+            "weighs_a_part_of_the_model",
+            r"the loss function uses 0\.0\.weight of the model, which other devices may have",
+        ),
+        (
+            "loss_with_a_parameter",
+            r"the loss function uses parameters of its own, which nobody trains; return the loss f",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_by_its_cause(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         build_graph(resolve_model(f"{FILE}:{name}"))
+
+
+def test_labels_by_another_name_are_told_to_count_in_each_micro_batch() -> None:
+    """Also where the example batch leaves none out."""
+    found = build_graph(resolve_model(f"{FILE}:labels_by_another_name")).units[-1].whole_micro_batch
+    assert found is not None
+    assert "the batch names none `labels`" in found.why

@@ -146,3 +146,38 @@ class Slope(nn.Module):
 
 def takes_slopes():
     return nn.Sequential(Slope(), Slope(), nn.Linear(WIDTH, CLASSES)), (_X, _CLASSES), nn.CrossEntropyLoss()
+
+
+def weighs_a_part_of_the_model():
+    model = _layers()
+    return (
+        model,
+        (_X, _CLASSES),
+        lambda outputs, labels: functional.cross_entropy(outputs, labels) + model[0][0].weight.norm(),
+    )
+
+
+class Warm(nn.Module):
+    """A loss with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.heat = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, labels):
+        return functional.cross_entropy(outputs * self.heat, labels)
+
+
+def loss_with_a_parameter():
+    return _layers(), (_X, _CLASSES), Warm()
+
+
+class Told(Words):
+    """Is given what it learns under another name than `labels`."""
+
+    def forward(self, tokens, told):
+        return super().forward(tokens, told)
+
+
+def labels_by_another_name():
+    return Told(ignore_index=0), {"tokens": _TOKENS, "told": _TOKENS.clamp(min=1)}

@@ -120,15 +120,15 @@ def weighed_batch(loaded: Loaded) -> ModelBatch:
     where all labels of a step are counted in any case.
     """
     batch, labels = loaded.batch, loaded.batch.labels
-    if isinstance(loaded.loss, LabelLoss) or labels is None or labels.is_floating_point():
+    if isinstance(loaded.loss, LabelLoss) or (labels is not None and labels.is_floating_point()):
         return batch
     fake = next((one for one in loaded.module.parameters() if isinstance(one, FakeTensor)), None)
     here = batch.resized(_COMPARED).mapped(torch.clone if fake is None else fake.fake_mode.from_tensor)
-    unseen, weighed = labels.dim() > 1, LabelsWeighed()
+    unseen, weighed = labels is not None and labels.dim() > 1, LabelsWeighed()
     with suppress(Exception), torch_seeded(), uncompiled(), torch.no_grad(), weighed:
         loaded.loss(picked(loaded.loss, called_on(loaded, here), "the model"), here.labels, here.samples)
         unseen = False
-    left_out = labels.dim() == 1 and bool((labels == IGNORED_LABEL).any())
+    left_out = labels is not None and labels.dim() == 1 and bool((labels == IGNORED_LABEL).any())
     return replace(batch, weighs=weighed.seen or unseen or left_out)
 
 
@@ -341,12 +341,39 @@ def hooked_module(model: nn.Module, paths: Iterable[str]) -> str | None:
 def _loss_of_model(spec: ModelSpec, loaded: Loaded, batch: ModelBatch) -> float:
     with uncompiled(), told_as_the_models(f"model {spec.name}: fails where no gradients are wanted"):
         result = picked(loaded.loss, called_on(loaded, batch), f"model {spec.name}")
+    own = _ParametersUsed()
     try:
-        return float(loaded.loss(result, batch.labels, batch.samples))
+        with own:
+            loss = float(loaded.loss(result, batch.labels, batch.samples))
+        if own.used is None:
+            return loss
+        name = next((name for name, one in loaded.module.named_parameters() if one is own.used), None)
+        why = (
+            f"{name} of the model, which other devices may have"
+            if name
+            else "parameters of its own, which nobody trains"
+        )
+        raise ConfigError(f"the loss function uses {why}; return the loss from the model's forward, with them in it")
     except ConfigError as error:
         raise ConfigError(f"model {spec.name}: {error}") from error
     except Exception as error:
         raise ConfigError(f"model {spec.name}: the loss function raised {what_was_raised(error)}") from error
+
+
+class _ParametersUsed(TorchFunctionMode):
+    """Sees whether anything is made of parameters that are trained."""
+
+    used: nn.Parameter | None = None
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch."""
+        result = func(*args, **(kwargs or {}))
+        if self.used is None and any(isinstance(part, Tensor) for part in parts(result)):
+            given = (one for one in parts((args, kwargs or {})) if isinstance(one, nn.Parameter))
+            self.used = next((one for one in given if one.requires_grad), None)
+        return result
 
 
 def is_close(one: float, other: float, *, tolerance: float = _TOLERANCE) -> bool:

@@ -37,6 +37,11 @@ _TOLERANCE = 1e-3
 _TOLERANCE_OF_16_BITS = 0.05
 """The same where the model's own code computes in 16 bits."""
 
+_UNNAMED = (
+    "the loss leaves labels out, or weighs them, and the batch names none `labels`, by which they would be counted "
+    "over the whole step"
+)
+
 _Tensors = tuple[Tensor, ...]
 
 
@@ -84,7 +89,8 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Chec
             why = how or f"what {unit.name} makes of a sample depends on the others beside it"
             whole.setdefault(index, WholeMicroBatch(why=why))
     loss, by_two, by_one = (sum(float(some[last][0]) for some in found) for found in ([together], pairs, alone))
-    if is_close(loss, by_one):
+    how = how or _UNNAMED * (loaded.batch.weighs and loaded.batch.labels is None)
+    if is_close(loss, by_one) and how != _UNNAMED:
         return CheckedUnits(at=units.__getitem__, whole=whole)
     if is_close(loss, _SAMPLES * by_one) and is_close(by_two, _FEW * by_one) and by_one:
         return CheckedUnits(at=units.__getitem__, whole=whole, sums_samples=True)
