@@ -28,7 +28,7 @@ _FILE = StoredFile(
     device="evil", sha256="0" * 64, size_bytes=1, tensors={"w": StoredTensor(part=_PART, dtype="float32")}
 )
 _FILES = {"ours": _FILE, "theirs": _FILE}
-_WANTS = {"ours": [["w", [0, 6, 0, 5]], ["w", [1, 2, 0, 3]]]}
+_WANTS = {"blocks": {"ours": [{"tensor": "w", "box": box} for box in (["[0:6]", "[0:5]"], ["[1:2]", "[0:3]"])]}}
 
 
 class _Evil:
@@ -53,20 +53,23 @@ class _HeldTensors:
 
 
 def _words(chance: Random, value: Any) -> torch.Tensor:
-    """JSON as a tensor, or another tensor."""
+    """Packed JSON as a tensor, or another tensor."""
     text = json.dumps(altered(chance, value), default=repr).encode()
     act = chance.random()
     if act < 0.1:
         text = corrupted(chance, text)
     elif act < 0.13:
-        text = chance.choice((b"[" * 100_000, b"1" * 5000, b'{"ours": [["w", [1e999, 2]]]}', b"\xff", b"NaN"))
-    flat = torch.frombuffer(bytearray(text or b" "), dtype=torch.uint8)
+        text = chance.choice(
+            (b"[" * 100_000, b"1" * 5000, b'{"blocks": {"ours": [{"tensor": "w", "box": [1e999]}]}}', b"\xff", b"NaN")
+        )
+    packed = zlib.compress(text)
+    flat = torch.frombuffer(bytearray(packed if act < 0.9 else corrupted(chance, packed) or b" "), dtype=torch.uint8)
     return flat if act < 0.95 else flat.to(chance.choice((torch.bfloat16, torch.int64, torch.bool)))
 
 
 def _exchange_words(chance: Random) -> list[torch.Tensor]:
     given = torch.zeros(chance.choice((0, 120, 120, 120, 121)), dtype=torch.uint8)
-    return [_words(chance, ["theirs"]), _words(chance, _WANTS), given]
+    return [_words(chance, {"files": ["theirs"]}), _words(chance, _WANTS), given]
 
 
 def _exchange(case: list[torch.Tensor], _folder: Path) -> Mapping[str, torch.Tensor]:
@@ -77,11 +80,9 @@ def _exchange(case: list[torch.Tensor], _folder: Path) -> Mapping[str, torch.Ten
 
 def _held_words(chance: Random) -> torch.Tensor:
     held = {"device": "evil", "tensors": {"w": {"part": {"full_shape": [6, 5]}, "dtype": "float32"}}}
-    text = zlib.compress(bytes(_words(chance, held).to(torch.uint8).numpy()))
     if chance.random() < 0.002:
-        text = zlib.compress(b" " * 2**26 + b"{}")
-    words = corrupted(chance, text) if chance.random() < 0.1 else text
-    return torch.tensor(list(words), dtype=torch.uint8)
+        return torch.tensor(list(zlib.compress(b" " * 2**26 + b"{}")), dtype=torch.uint8)
+    return _words(chance, held)
 
 
 @cache

@@ -117,7 +117,7 @@ class Wire:
 
 
 def words(**changes: object) -> torch.Tensor:
-    return packed_words({"step": 3, "norm": 1.0, "bytes": 50, "ends": False} | changes)
+    return packed_words({"step": 3, "grad_norm": 1.0, "size_bytes": 50, "ends": False} | changes)
 
 
 def some(size: int) -> torch.Tensor:
@@ -126,13 +126,13 @@ def some(size: int) -> torch.Tensor:
 
 HOSTILE = {
     "no words": ([some(8)], "cannot be unpacked"),
-    "other words": ([packed_words({"step": "3"})], "does not say which step"),
-    "a norm that is none": ([words(norm="1")], "does not say which step"),
+    "other words": ([packed_words({"step": "3"})], "a says which step comes ahead: "),
+    "a norm that is none": ([words(grad_norm="1")], "a says which step comes ahead: "),
     "another step": ([words(step=7)], "of step 7 ahead"),
-    "less than nothing": ([words(bytes=-1)], "-1 bytes of step 3"),
-    "more than there can be": ([words(bytes=10**12)], "awaited are 50 at most"),
+    "less than nothing": ([words(size_bytes=-1)], "-1 bytes of step 3"),
+    "more than there can be": ([words(size_bytes=10**12)], "awaited are 50 at most"),
     "more than was said": ([words(), some(51)], "sent 51 bytes of a step of 50"),
-    "other gradients": ([words(bytes=49), some(49)], "its units have other gradients"),
+    "other gradients": ([words(size_bytes=49), some(49)], "its units have other gradients"),
 }
 
 

@@ -1,6 +1,6 @@
 """Devices exchange parts of tensors over mailboxes: all get what they want, and what is wrong is named."""
 
-import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -14,7 +14,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, place_of
-from spantrain.runtime.redistribution.transfer import TensorExchange
+from spantrain.runtime.redistribution.transfer import TensorExchange, packed_words
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.parts import dealt, put, taken
@@ -149,25 +149,30 @@ class Forged:
         pass
 
     def receive(self, lane: str) -> torch.Tensor:
-        words: object = [] if "have" in lane else {}
+        words: object = {"files": []} if "have" in lane else {"blocks": {}}
         if lane.startswith(self._lane):
             words = self._content
         if isinstance(words, torch.Tensor):
             return words
-        return torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+        return packed_words(words)
+
+
+def asked(file: str, tensor: str, *box: str) -> object:
+    return {"blocks": {file: [{"tensor": tensor, "box": list(box)}]}}
 
 
 @pytest.mark.parametrize(
     ("lane", "content", "says"),
     [
-        ("exchange-have", {"f": 1}, "cannot be read"),
-        ("exchange-have", torch.tensor([255, 254], dtype=torch.uint8), "no JSON"),
-        ("exchange-want", {"../secret": [["w", [0, 6, 0, 5]]]}, "not here"),
-        ("exchange-want", {"f": [["other", [0, 6]]]}, "does not hold"),
-        ("exchange-want", {"f": [["w", [0, 7, 0, 5]]]}, "does not hold"),
-        ("exchange-want", {"f": [["w", [5, 2, 0, 5]]]}, "cannot be read"),
-        ("exchange-want", {"f": [["w", [0, 6]]]}, "does not hold"),
-        ("exchange-want", ["f"], "cannot be read"),
+        ("exchange-have", {"f": 1}, "b says what it has: "),
+        ("exchange-have", torch.tensor([255, 254], dtype=torch.uint8), "cannot be unpacked"),
+        ("exchange-have", torch.tensor(list(zlib.compress(b"\xff")), dtype=torch.uint8), "no JSON"),
+        ("exchange-want", asked("../secret", "w", "[0:6]", "[0:5]"), "not here"),
+        ("exchange-want", asked("f", "other", "[0:6]"), "does not hold"),
+        ("exchange-want", asked("f", "w", "[0:7]", "[0:5]"), "does not hold"),
+        ("exchange-want", asked("f", "w", "[5:2]", "[0:5]"), "needs 0 <= lo < hi"),
+        ("exchange-want", asked("f", "w", "[0:6]"), "does not hold"),
+        ("exchange-want", ["f"], "b asks for what it lacks: "),
     ],
 )
 def test_a_peer_that_asks_for_what_is_not_there_is_refused(lane, content, says):
@@ -189,7 +194,7 @@ def test_a_peer_that_sends_another_size_is_refused():
     whole = {"w": TensorPart(full_shape=(6, 5))}
     files = {"f": stored_file(whole)}
     group = ExchangeGroup(own="a", peers=("b",), nearness=lambda _peer: 0)
-    exchange = TensorExchange(group, files, Shelf({}, files), Short("exchange-have", ["f"]))
+    exchange = TensorExchange(group, files, Shelf({}, files), Short("exchange-have", {"files": ["f"]}))
     with pytest.raises(ProtocolError, match="wanted 120 bytes"):
         exchange.run(whole)
 

@@ -7,7 +7,6 @@ from random import Random
 import pytest
 import torch
 
-from spantrain.config.files.json_codec import to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
@@ -213,13 +212,13 @@ def described(**tensors: tuple[tuple[int, ...], str]) -> torch.Tensor:
         name.replace("__", "/"): StoredTensor(part=TensorPart(full_shape=shape), dtype=dtype)
         for name, (shape, dtype) in tensors.items()
     }
-    return packed_words(to_json(HeldTensors(device="a", tensors=stored)))
+    return packed_words(HeldTensors(device="a", tensors=stored))
 
 
 WEIGHT = {"parameter__weight": ((3, 3), "float32"), "parameter__bias": ((3,), "float32")}
 HOSTILE = {
     "no words": ([torch.zeros(8, dtype=torch.uint8)], "cannot be unpacked"),
-    "nothing": ([packed_words([])], "what a holds"),
+    "nothing": ([packed_words([])], "a says what it holds"),
     "less than was asked for": ([described(parameter__weight=((3, 3), "float32"))], "it lacks bias"),
     "other shapes": ([described(**{**WEIGHT, "parameter__bias": ((4,), "float32")})], "has shape"),
     "other types": ([described(**{**WEIGHT, "parameter__bias": ((3,), "float64")})], "has type"),

@@ -240,16 +240,3 @@ def _padded(tensor: Tensor, length: int) -> Tensor:
     if tensor.shape[0] < length:
         tensor = torch.cat([tensor, tensor.new_zeros(length - tensor.shape[0], *tensor.shape[1:])])
     return tensor.contiguous()
-
-
-def broadcast_bytes(group: MemberGroup, content: bytes, torch_device: torch.device, *, source: int = 0) -> bytes:
-    """Give every member the bytes of one."""
-    if group.size == 1:
-        return content
-    size = torch.tensor([len(content)], dtype=torch.int64, device=torch_device)
-    group.broadcast(size, source)
-    data = torch.zeros(int(size), dtype=torch.uint8, device=torch_device)
-    if group.rank == source:
-        data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    group.broadcast(data, source)
-    return data.cpu().numpy().tobytes()

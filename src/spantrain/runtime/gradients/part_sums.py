@@ -3,21 +3,27 @@
 Gradients mostly; parameters themselves where a run is a cluster of an outer optimizer (`runtime.worker.outer_part`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
-from spantrain.core.span import Span
 from spantrain.errors import ConfigError
 from spantrain.models.tensor_parallel.division import put, take
-from spantrain.runtime.gradients.members import MemberGroup, broadcast_bytes
+from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.own_rows import fill
+from spantrain.runtime.redistribution.transfer import packed_words, read_words
 
 Parts = Mapping[str, TensorPart]
+
+
+class _OwnParts(Record):
+    """What a member holds, as the others are told of it."""
+
+    parts: Parts
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,22 @@ def share_parts(group: MemberGroup, own: Parts, torch_device: torch.device) -> G
     Raises:
         ConfigError: together they do not hold every parameter once.
     """
-    words = json.dumps({n: [p.full_shape, p.dim, [[s.lo, s.hi] for s in p.ranges]] for n, p in own.items()}).encode()
-    members = range(group.size)
-    found = [_decoded(broadcast_bytes(group, words, torch_device, source=member)) for member in members]
+    found = [own]
+    if group.size > 1:
+        words, members = packed_words(_OwnParts(parts=own)), range(group.size)
+        heard = [_of_member(member, words, group, torch_device) for member in members]
+        found = [read_words(_OwnParts, heard[one], f"member {one}", "says what it holds").parts for one in members]
     _check(found)
     return GroupParts(group, found)
+
+
+def _of_member(member: int, own: Tensor, group: MemberGroup, torch_device: torch.device) -> Tensor:
+    """Return the bytes of one member, on the processor as the own ones are."""
+    size = torch.tensor([own.numel()], dtype=torch.int64, device=torch_device)
+    group.broadcast(size, member)
+    data = own.to(torch_device) if group.rank == member else own.new_empty(int(size), device=torch_device)
+    group.broadcast(data, member)
+    return data.cpu()
 
 
 def _check(by_member: Sequence[Parts]) -> None:
@@ -128,10 +145,3 @@ def _check(by_member: Sequence[Parts]) -> None:
                 f"{name}: the devices of a replica hold {held} of {first.full_shape[first.dim]} along dimension "
                 f"{first.dim}; every one must be held once"
             )
-
-
-def _decoded(content: bytes) -> dict[str, TensorPart]:
-    return {
-        name: TensorPart(full_shape=tuple(shape), dim=dim, ranges=tuple(Span(lo, hi) for lo, hi in ranges))
-        for name, (shape, dim, ranges) in json.loads(content).items()
-    }

@@ -10,20 +10,20 @@ All devices of a group do it at the same time, in four rounds:
 
 Each device knows after `have` what every other one can give, and after `want` how many messages come and go, so the
 end needs no word. What comes while a device still gives waits in its memory, at most what it asked for. Words are
-JSON, tensors raw bytes; both are checked against what the files are known to hold.
+JSON, packed, tensors raw bytes; both are checked against what the files are known to hold.
 """
 
 import json
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
+from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
-from spantrain.core.span import Span
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.runtime.redistribution import exchange
@@ -35,8 +35,21 @@ _UNPACKED_BYTES = 64 * 2**20
 """Of words that came packed, at most."""
 _HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
 
-Request = dict[str, tuple[exchange.TensorBlock, ...]]
+Request = Mapping[str, tuple[exchange.TensorBlock, ...]]
 """Blocks by file."""
+T = TypeVar("T")
+
+
+class _Readable(Record):
+    """What a device has."""
+
+    files: tuple[str, ...]
+
+
+class _Asked(Record):
+    """What a device takes from another one."""
+
+    blocks: Request
 
 
 class ExchangeChannel(Protocol):
@@ -101,7 +114,7 @@ class TensorExchange:
         have = self._tell_what_is_here()
         requests, missing = self._divide(wanted, have)
         for peer in self._group.peers:
-            self._send(peer, f"{_WANT}:{self._group.own}", _encode_request(requests.get(peer, {})))
+            self._send(peer, f"{_WANT}:{self._group.own}", packed_words(_Asked(blocks=requests.get(peer, {}))))
         if missing:
             raise ConfigError(self._nobody_has(missing, have))
         taken = {name: torch.empty(part.shape, dtype=self._dtype(name)) for name, part in wanted.items()}
@@ -122,13 +135,11 @@ class TensorExchange:
         if self._in_memory:
             return {self._group.own: own} | {name: (name,) for name in self._group.by_nearness() if name in self._files}
         for peer in self._group.peers:
-            self._send(peer, f"{_HAVE}:{self._group.own}", _encode(list(own)))
+            self._send(peer, f"{_HAVE}:{self._group.own}", packed_words(_Readable(files=own)))
         have = {self._group.own: own}
         for peer in self._group.by_nearness():
-            names = unpacked_words(self._receive(f"{_HAVE}:{peer}"), peer, packed=False)
-            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-                raise ProtocolError(f"{peer}: says what it has in a way that cannot be read: {str(names)[:100]}")
-            have[peer] = tuple(name for name in names if name in self._files)
+            files = read_words(_Readable, self._receive(f"{_HAVE}:{peer}"), peer, "says what it has").files
+            have[peer] = tuple(name for name in files if name in self._files)
         return have if self._beyond is None else have | self._fetched(self._beyond, have)
 
     def _fetched(self, beyond: FilesBeyond, have: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -144,7 +155,7 @@ class TensorExchange:
 
     def _divide(
         self, wanted: Mapping[str, TensorPart], have: Mapping[str, tuple[str, ...]]
-    ) -> tuple[dict[str, Request], tuple[exchange.TensorBlock, ...]]:
+    ) -> tuple[Mapping[str, Request], tuple[exchange.TensorBlock, ...]]:
         """Return what is asked of whom (also of this device itself), and what nobody has."""
         holder: dict[str, str] = {}
         for device, names in have.items():
@@ -154,7 +165,7 @@ class TensorExchange:
             (name, {tensor: stored.part for tensor, stored in self._files[name].tensors.items()}) for name in holder
         ]
         by_file, missing = exchange.plan_fetch(wanted, held)
-        requests: dict[str, Request] = {}
+        requests: dict[str, dict[str, tuple[exchange.TensorBlock, ...]]] = {}
         for name, blocks in by_file.items():
             requests.setdefault(holder[name], {})[name] = blocks
         return requests, missing
@@ -167,7 +178,7 @@ class TensorExchange:
 
     def _request_of(self, peer: str) -> Request:
         """Return what a peer asks for, all of which must be here."""
-        request = _decode_request(self._receive(f"{_WANT}:{peer}"), peer)
+        request = read_words(_Asked, self._receive(f"{_WANT}:{peer}"), peer, "asks for what it lacks").blocks
         here = self._source.present()
         for name, blocks in request.items():
             if name not in here:
@@ -244,54 +255,26 @@ def _is_inside(block: exchange.TensorBlock, part: TensorPart) -> bool:
     )
 
 
-def _encode(value: object) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value, separators=(",", ":")).encode()), dtype=torch.uint8)
-
-
 def packed_words(value: object) -> torch.Tensor:
-    """Return words that may be long as a tensor of bytes."""
-    text = zlib.compress(json.dumps(value, separators=(",", ":")).encode())
+    """Return what has a form in JSON as a tensor of bytes."""
+    text = zlib.compress(json.dumps(to_json(value), separators=(",", ":")).encode())
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def unpacked_words(message: torch.Tensor, peer: str, *, packed: bool = True) -> object:
-    """Return the words that a peer has packed, or sent as they are.
+def read_words(kind: type[T], message: torch.Tensor, peer: str, what: str) -> T:
+    """Return what a peer has packed; `what` it does with that is in the message where it is nothing of the sort.
 
     Raises:
-        ProtocolError: it is no tensor of bytes, or too large, or holds nothing of the sort.
+        ProtocolError: it is no tensor of bytes, or too large, or of another form.
     """
     if message.dtype != torch.uint8 or message.nbytes > _WORDS_BYTES:
         what = f"{message.nbytes} bytes of {message.dtype}"
         raise ProtocolError(f"{peer}: sent {what}, words have {_WORDS_BYTES} at most")
     text = message.numpy().tobytes()
     try:
-        value: object = json.loads(zlib.decompressobj().decompress(text, _UNPACKED_BYTES) if packed else text)
+        value: object = json.loads(zlib.decompressobj().decompress(text, _UNPACKED_BYTES))
     except zlib.error as error:
         raise ProtocolError(f"{peer}: sent words that cannot be unpacked: {error}") from None
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"{peer}: sent no JSON: {error}") from None
-    return value
-
-
-def _encode_request(request: Request) -> torch.Tensor:
-    words = {
-        name: [[block.tensor, [bound for span in block.box for bound in (span.lo, span.hi)]] for block in blocks]
-        for name, blocks in request.items()
-    }
-    return _encode(words)
-
-
-def _decode_request(tensor: torch.Tensor, peer: str) -> Request:
-    words = unpacked_words(tensor, peer, packed=False)
-    try:
-        assert isinstance(words, dict)
-        return {
-            name: tuple(exchange.TensorBlock(str(stored), _box(bounds)) for stored, bounds in blocks)
-            for name, blocks in words.items()
-        }
-    except (AssertionError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-        raise ProtocolError(f"{peer}: asks in a way that cannot be read: {error}") from None
-
-
-def _box(bounds: Sequence[int]) -> exchange.Box:
-    return tuple(Span(int(lo), int(hi)) for lo, hi in zip(bounds[::2], bounds[1::2], strict=True))
+    return from_json(kind, value, f"{peer} {what}", error=ProtocolError)

@@ -19,11 +19,9 @@ from typing import Protocol
 
 import torch
 
-from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Crew, Plan, Stage
 from spantrain.core.records import Record
-from spantrain.errors import ProtocolError
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
 from spantrain.runtime.checkpoint.holding import (
@@ -36,7 +34,7 @@ from spantrain.runtime.checkpoint.holding import (
     wanted_of,
 )
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, group_of, place_of, takers_of
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, packed_words, unpacked_words
+from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, packed_words, read_words
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, new_optimizer
@@ -302,10 +300,10 @@ def describe(
 ) -> dict[str, HeldTensors]:
     """Tell those that may take from here what there is; hear the same from those that give."""
     for taker in takers:
-        post.send(taker, f"{_LANE}{own.device}", packed_words(to_json(own)))
+        post.send(taker, f"{_LANE}{own.device}", packed_words(own))
     return {own.device: own} | {giver: read_held(post.receive(f"{_LANE}{giver}"), giver) for giver in givers}
 
 
 def read_held(message: torch.Tensor, giver: str) -> HeldTensors:
     """Return what a peer says that it holds."""
-    return from_json(HeldTensors, unpacked_words(message, giver), f"what {giver} holds", error=ProtocolError)
+    return read_words(HeldTensors, message, giver, "says what it holds")

@@ -22,7 +22,7 @@ from spantrain.runtime.channels import MailboxMessages, MailboxMessenger
 from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
 from spantrain.runtime.control.orders import FollowOrder, KeptState
 from spantrain.runtime.control.requests import AheadChange, AheadState, Done
-from spantrain.runtime.redistribution.transfer import packed_words, unpacked_words
+from spantrain.runtime.redistribution.transfer import packed_words, read_words
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
 from spantrain.runtime.worker.carry_on import LeftState
 from spantrain.runtime.worker.keeping import copying, stage_copy
@@ -46,25 +46,9 @@ class _StepWords(Record):
     """What comes before the bytes of a step, or ends them all."""
 
     step: int
-    grad_norm: float | None
-    size_bytes: int
-    ends: bool
-
-    @classmethod
-    def read(cls, piece: Tensor, giver: str) -> "_StepWords":
-        """Return what a giver says.
-
-        Raises:
-            ProtocolError: it says something else.
-        """
-        match unpacked_words(piece, giver):
-            case {"step": int(step), "norm": float() | None as norm, "bytes": int(size), "ends": bool(ends)}:
-                return cls(step=step, grad_norm=norm, size_bytes=size, ends=ends)
-        raise ProtocolError(f"{giver}: does not say which step comes ahead")
-
-    def packed(self) -> Tensor:
-        """Return it as it travels."""
-        return packed_words({"step": self.step, "norm": self.grad_norm, "bytes": self.size_bytes, "ends": self.ends})
+    grad_norm: float | None = None
+    size_bytes: int = 0
+    ends: bool = False
 
 
 class AheadGiver:
@@ -106,13 +90,12 @@ class AheadGiver:
         """Take what is summed in a step, whose update is about to be done; without a norm there is none."""
         self._copy.before_update()
         flat = stage_copy.bytes_of_step(self._holding)
-        words = _StepWords(step=step, grad_norm=grad_norm, size_bytes=flat.numel(), ends=False)
-        self._waiting.append(words.packed())
+        self._waiting.append(packed_words(_StepWords(step=step, grad_norm=grad_norm, size_bytes=flat.numel())))
         self._waiting.extend(piece for piece in torch.split(flat, copying.PIECE_BYTES) if piece.numel())
 
     def end(self, step: int) -> None:
         """Have the taker know that this is the step with which it goes on."""
-        self._waiting.append(_StepWords(step=step, grad_norm=None, size_bytes=0, ends=True).packed())
+        self._waiting.append(packed_words(_StepWords(step=step, ends=True)))
 
 
 class AheadTaker:
@@ -151,7 +134,7 @@ class AheadTaker:
         while not self.is_ended and (piece := self._link.take(self._arriving.taken + self._taken)) is not None:
             self._taken += 1
             if self._words is None:
-                self._words = self._begun(_StepWords.read(piece, self._link.ward))
+                self._words = self._begun(read_words(_StepWords, piece, self._link.ward, "says which step comes ahead"))
             else:
                 self._come.append(piece)
             self._end_step(job)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from spantrain.config.files.json_codec import to_json
 from spantrain.core.messages import AT_ANY_STEP, BACKGROUND, ControlKey
 from spantrain.core.records import Record
 from spantrain.devices.base import ComputeDevice
@@ -22,7 +21,7 @@ from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.runtime.channels import MailboxMessages
 from spantrain.runtime.checkpoint.holding import STATE, Holding, described, held_tensors, put_back, wanted_of
-from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, unpacked_words
+from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, read_words
 from spantrain.runtime.worker.switch import Held, HeldTensors, read_held
 
 PIECE_BYTES = 2**20
@@ -31,6 +30,12 @@ _MOST_STATE = 16
 """Tensors of an optimizer for each parameter."""
 KEPT = "kept"
 """What copies for the loss of a device have in the names of their messages."""
+
+
+class _Lacks(Record):
+    """Tensors that a keeper has not."""
+
+    names: tuple[str, ...]
 
 
 class CopyLink(Record):
@@ -45,9 +50,9 @@ class CopyLink(Record):
     def want(self, names: Collection[str]) -> None:
         """Say what the keeper lacks."""
         key = ControlKey(self.generation, AT_ANY_STEP, f"{self.what}-wanted:{self.keeper}")
-        self.carrier.send_message(self.ward, key, (packed_words(sorted(names)),))
+        self.carrier.send_message(self.ward, key, (packed_words(_Lacks(names=tuple(sorted(names)))),))
 
-    def wanted(self) -> list[str] | None:
+    def wanted(self) -> tuple[str, ...] | None:
         """Return what the keeper lacks, once it has said so.
 
         Raises:
@@ -56,10 +61,7 @@ class CopyLink(Record):
         found = self.carrier.try_take(AT_ANY_STEP, f"{self.what}-wanted:{self.keeper}")
         if found is None:
             return None
-        names = unpacked_words(_only(found, self.keeper), self.keeper)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ProtocolError(f"{self.keeper}: does not say what it lacks")
-        return names
+        return read_words(_Lacks, _only(found, self.keeper), self.keeper, "says what it lacks").names
 
     def give(self, number: int, piece: Tensor) -> bool:
         """Send a piece, if there is room."""
@@ -141,7 +143,7 @@ class CopySender:
         stored |= {name for name in self._tensors if name.startswith(STATE) and name.split("/", 2)[2] in names}
         given = {name: self._tensors[name] for name in sorted(stored)}
         if given:
-            self._piece = packed_words(to_json(HeldTensors(device=self._link.ward, tensors=described(given))))
+            self._piece = packed_words(HeldTensors(device=self._link.ward, tensors=described(given)))
         self._left = deque(raw_bytes(tensor) for tensor, _ in given.values() if tensor.numel())
         self._tensors = {}
 
