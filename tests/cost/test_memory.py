@@ -270,7 +270,7 @@ def test_shared_parameters_count_once_in_members_too(cost_profile):
 
 
 def test_a_division_needs_a_replica_and_a_share_its_place():
-    with pytest.raises(ValueError, match="at least one replica"):
+    with pytest.raises(ValueError, match="replicas must be at least 1"):
         Division(replicas=0)
     for shares, rank in (((1.0, 0.0), 0), ((), 0), ((1.0, 1.0), 2)):
         with pytest.raises(ValueError, match="positive shares and a rank"):

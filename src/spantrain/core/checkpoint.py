@@ -52,14 +52,11 @@ class CheckpointContent(Record):
             raise ValueError(f"files lie in the checkpoint's own folder, got {strange}")
 
 
-class LedgerEntry(Record):
+class LedgerEntry(Record, where="a ledger entry"):
     """From this step on, until the next entry, each step took so many samples."""
 
     first_step: Annotated[int, Bounds(low=0)]
     global_batch: Annotated[int, Bounds(low=1)]
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "a ledger entry")
 
 
 class SampleLedger(Record):

@@ -23,7 +23,7 @@ _MAX_KIND = 63
 """Characters of a kind's name."""
 
 
-class DeviceKind(Record):
+class DeviceKind(Record, where="kind {0.name}"):
     """What the data sheet of a kind of accelerator says."""
 
     name: str
@@ -40,7 +40,7 @@ class DeviceKind(Record):
     def __post_init__(self) -> None:
         if not self.name.isprintable() or not 1 <= len(self.name) <= _MAX_KIND:
             raise ValueError(f"a kind's name is 1 to {_MAX_KIND} printable characters, got {self.name[:80]!r}")
-        check_bounds(self, f"kind {self.name}")
+        check_bounds(self)
 
 
 class Device(Record):
@@ -68,7 +68,7 @@ class Device(Record):
         return self.backend == "emulated"
 
 
-class Host(Record):
+class Host(Record, where="host {0.name}"):
     """One machine with its devices."""
 
     name: str
@@ -86,10 +86,10 @@ class Host(Record):
 
     def __post_init__(self) -> None:
         check_name("host", self.name)
-        check_bounds(self, f"host {self.name}")
+        check_bounds(self)
 
 
-class Site(Record):
+class Site(Record, where="site {0.name}"):
     """A place with a fast network inside."""
 
     name: str
@@ -113,10 +113,10 @@ class Site(Record):
 
     def __post_init__(self) -> None:
         check_name("site", self.name)
-        check_bounds(self, f"site {self.name}")
+        check_bounds(self)
 
 
-class Link(Record):
+class Link(Record, where="link {0.source} -> {0.target}"):
     """A directed path between two sites."""
 
     source: str
@@ -127,11 +127,8 @@ class Link(Record):
     jitter_s: NotNegative = 0.0
     loss_ratio: Annotated[float, Bounds(low=0, under=1)] = 0.0
 
-    def __post_init__(self) -> None:
-        check_bounds(self, f"link {self.source} -> {self.target}")
 
-
-class Cluster(Record):
+class Cluster(Record, where="{0.name}"):
     """Sites, hosts, devices and the links between sites.
 
     `emulated_speed` is the fraction of a kind's real speed at which its emulated devices run: a model scaled
@@ -163,7 +160,7 @@ class Cluster(Record):
         for what, most in (("sites", MAX_SITES), ("devices", MAX_DEVICES)):
             if len(getattr(self, what)) > most:
                 raise ValueError(f"{self.name}: has {len(getattr(self, what))} {what}; at most {most} are planned for")
-        check_bounds(self, self.name)
+        check_bounds(self)
 
     @cached_property
     def device_by_name(self) -> Mapping[str, Device]:

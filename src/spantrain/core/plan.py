@@ -10,7 +10,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.planned.hints import DispatchHints
 from spantrain.core.planned.report import ProfileReference
-from spantrain.core.records import Bounds, Record, WithinBounds
+from spantrain.core.records import Bounds, Record
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import Span, divided, divided_sizes
 from spantrain.core.units import ModelSpec
@@ -31,7 +31,7 @@ class SumModel(StrEnum):
     ALPA = "alpa"
 
 
-class GradientSums(WithinBounds):
+class GradientSums(Record):
     """How a stage's gradients are summed over its replicas, which runtime and simulator both follow."""
 
     model: SumModel = SumModel.SPANTRAIN

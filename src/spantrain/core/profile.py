@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 from typing import Annotated
 
 from spantrain.core.cluster import Cluster
-from spantrain.core.records import Bounds, NotNegative, Positive, Record, WithinBounds, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Positive, Record
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.formats.precision import check_dtype
 
@@ -20,7 +20,7 @@ _LOOKED_AT = 64
 Place = tuple[str, ...]
 
 
-class UnitTiming(Record):
+class UnitTiming(Record, where="{0.unit_class} on {0.kind}"):
     """Median seconds of one unit's work on one kind of device, for one number of samples."""
 
     unit_class: str
@@ -35,18 +35,12 @@ class UnitTiming(Record):
     source: str = "measured"
     """`measured` or `analytic`."""
 
-    def __post_init__(self) -> None:
-        check_bounds(self, f"{self.unit_class} on {self.kind}")
 
-
-class BandwidthPoint(Record):
+class BandwidthPoint(Record, where="a point of a bandwidth curve"):
     """What one size of message was carried at."""
 
     size_bytes: Annotated[int, Bounds(low=1)]
     bandwidth_bytes_per_s: Positive
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "a point of a bandwidth curve")
 
 
 class BandwidthCurve(Record):
@@ -118,7 +112,7 @@ class BandwidthCurve(Record):
         return found
 
 
-class LinkMeasurement(Record):
+class LinkMeasurement(Record, where="link {0.source} -> {0.target}"):
     """What one device can send to another."""
 
     source: str
@@ -131,9 +125,6 @@ class LinkMeasurement(Record):
     rounds: int
     curve: BandwidthCurve | None = None
     """By size of message, where more than one was measured; None: the bandwidth above holds for all."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, f"link {self.source} -> {self.target}")
 
     @classmethod
     def described(cls, cluster: Cluster, source: str, target: str) -> "LinkMeasurement":
@@ -164,7 +155,7 @@ class DeviceScore(Record):
     """Seconds of each task."""
 
 
-class RuntimeCosts(WithinBounds):
+class RuntimeCosts(Record):
     """What the runtime itself takes, measured in a rehearsal on the devices that train: `app.profiling.rehearsal`."""
 
     action_s: NotNegative

@@ -1,8 +1,7 @@
 """Named values that do not change (`Record`), and bounds of numbers among them, said once, at the fields.
 
-A number is `grace_s: Annotated[float, Bounds(low=0)]`. The dataclass refuses what is out of them with `check_bounds`;
-whoever reads it from a file follows them. One that people make by hand looks for values of another type first
-(`type_problems`).
+A number is `grace_s: Annotated[float, Bounds(low=0)]`. The dataclass refuses what is out of them; whoever reads it from
+a file follows them. One that people make by hand looks for values of another type first (`type_problems`).
 """
 
 import math
@@ -16,12 +15,33 @@ LARGEST_NUMBER = 2**53
 """Whole numbers up to it are exact as floating-point numbers too."""
 
 
+def _bounds_in(hint: Any) -> "Bounds | None":
+    found = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((one for one in found if isinstance(one, Bounds)), None)
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Record:
-    """Named values that do not change: every subclass is made a frozen dataclass; none can be decorated again."""
+    """Named values that do not change: every subclass is made a frozen dataclass; none can be decorated again.
 
-    def __init_subclass__(cls, **rest: Any) -> None:
+    One whose fields have bounds checks them, unless it has a `__post_init__` of its own, which does.
+
+    >>> class Rate(Record, where="the rate of {0.name}"):
+    ...     name: str
+    ...     per_s: Annotated[float, Bounds(over=0)]
+    >>> Rate(name="a", per_s=0.0)
+    Traceback (most recent call last):
+    ValueError: the rate of a: per_s must be more than 0, got 0.0
+    """
+
+    _where = ""
+    """What begins the message about a number that is out of bounds, with the record as `{0}`; empty: nothing does."""
+
+    def __init_subclass__(cls, *, where: str = "", **rest: Any) -> None:
         super().__init_subclass__(**rest)
+        cls._where = where or cls._where
+        if not hasattr(cls, "__post_init__") and any(map(_bounds_in, cls.__annotations__.values())):
+            cls.__post_init__ = check_bounds  # type: ignore[attr-defined]
         dataclass(frozen=True, kw_only=True)(cls)
 
 
@@ -50,8 +70,8 @@ class Bounds(Record):
         if self.low is not None and self.high < math.inf:
             return f"from {self.low} to {self.high}"
         begin = f"more than {self.over}" if self.over is not None else f"at least {self.low}"
-        end = "" if self.under is None else f" and less than {self.under}"
-        return begin + end
+        end = "" if self.high == math.inf else f" and at most {self.high}"
+        return begin + (end if self.under is None else f" and less than {self.under}")
 
 
 Positive = Annotated[float, Bounds(over=0)]
@@ -61,8 +81,7 @@ NotNegative = Annotated[float, Bounds(low=0)]
 def bounds_of(kind: Any) -> Mapping[str, Bounds]:
     """Return the bounds of a dataclass's fields, by name; fields without any are left out."""
     hints: Mapping[str, Any] = get_type_hints(kind, include_extras=True)
-    said = {one.name: get_args(hints[one.name]) for one in fields(kind) if get_origin(hints[one.name]) is Annotated}
-    return {name: one for name, (_, *more) in said.items() for one in more if isinstance(one, Bounds)}
+    return {own.name: bounds for own in fields(kind) if (bounds := _bounds_in(hints[own.name])) is not None}
 
 
 _known_bounds: Callable[[Any], Mapping[str, Bounds]] = cache(bounds_of)
@@ -77,22 +96,16 @@ def bound_problems(one: Any) -> list[str]:
     ]
 
 
-def check_bounds(one: object, where: str = "") -> None:
-    """Refuse a dataclass with a number out of its field's bounds; `where`, if anything, begins the message.
+def check_bounds(one: object) -> None:
+    """Refuse a dataclass with a number out of its field's bounds.
 
     Raises:
         ValueError: one is; all such fields are in the message.
     """
     wrong = bound_problems(one)
     if wrong:
+        where = getattr(one, "_where", "").format(one)
         raise ValueError((f"{where}: " if where else "") + "; ".join(wrong))
-
-
-class WithinBounds(Record):
-    """One whose numbers are within their fields' bounds."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
 
 def type_problems(one: Any) -> list[str]:

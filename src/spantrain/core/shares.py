@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated
 
-from spantrain.core.records import Bounds, Record, check_bounds
+from spantrain.core.records import Bounds, Record
 from spantrain.core.span import Span, apportion
 
 
@@ -136,7 +136,7 @@ def even_share(degree: int) -> MemberShare:
     return MemberShare(shares=(1.0,) * degree)
 
 
-class MemberBytes(Record):
+class MemberBytes(Record, where="a member"):
     """What a member holds of a unit for one sample: a part that all hold whole, and its part of the rest.
 
     Both together may be more than a device alone holds: what is gathered and summed counts, too.
@@ -144,9 +144,6 @@ class MemberBytes(Record):
 
     whole_bytes: Annotated[int, Bounds(low=0)]
     divided_bytes: Annotated[int, Bounds(low=0)]
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "a member")
 
     def of(self, part: float) -> int:
         """Return the bytes of a member with such a part of what is divided."""

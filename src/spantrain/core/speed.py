@@ -5,7 +5,7 @@ from bisect import bisect_right
 from enum import StrEnum
 from typing import Annotated
 
-from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record
 from spantrain.errors import UsageError
 
 _SLOWEST = 1e-6
@@ -99,7 +99,7 @@ class LinkVerdict(StrEnum):
     """Nothing large enough to tell anything was sent of late."""
 
 
-class LinkReport(Record):
+class LinkReport(Record, where="link to {0.peer}"):
     """One direction of one link, as its sender sees it."""
 
     peer: str
@@ -118,9 +118,6 @@ class LinkReport(Record):
     """0 to 1: how far the messages agree on the rate, and whether they are enough."""
     newest_bytes_per_s: Annotated[float | None, Bounds(over=0)] = None
     """The rate of the newest quarter of them; None where there are too few."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, f"link to {self.peer}")
 
 
 class SentMessage(Record):

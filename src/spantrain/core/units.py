@@ -7,7 +7,7 @@ from dataclasses import field
 from functools import cached_property
 from typing import Annotated
 
-from spantrain.core.records import Bounds, NotNegative, Record, WithinBounds, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
 from spantrain.core.shares import ALONE, MemberBytes, MemberShare, TensorPieces, divided_share
 from spantrain.formats.registry import WireFormat
 
@@ -36,7 +36,7 @@ class ChatForm(Record):
             raise ValueError(f"train_on must be one of {', '.join(TRAIN_ON)}, got {self.train_on!r}")
 
 
-class TensorSpec(Record):
+class TensorSpec(Record, where="tensor {0.name}"):
     """One tensor that crosses a cut, or of a batch; its first dimension is the samples."""
 
     name: str
@@ -47,7 +47,7 @@ class TensorSpec(Record):
     requires_grad: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds(self, f"tensor {self.name}")
+        check_bounds(self)
         shape = self.shape_per_sample
         if len(shape) > _MAX_DIMENSIONS or min(shape, default=1) < 0:
             raise ValueError(f"tensor {self.name}: has up to {_MAX_DIMENSIONS} dimensions, none negative, got {shape}")
@@ -57,7 +57,7 @@ class TensorSpec(Record):
         return wire_format.codec.sample_bytes(self.dtype, self.bytes_per_sample, len(self.shape_per_sample))
 
 
-class ModelSpec(WithinBounds):
+class ModelSpec(Record):
     """Which model, at which size, on which data: enough to build it anywhere, with the same weights."""
 
     name: str
@@ -100,7 +100,7 @@ class WholeMicroBatch(Record):
     """Samples at once; of fewer it makes nothing."""
 
 
-class Unit(Record):
+class Unit(Record, where="unit {0.name}"):
     """The smallest piece of the model that can be placed."""
 
     name: str
@@ -147,7 +147,7 @@ class Unit(Record):
     """Of its parameters' bytes, those that are not trained: without gradients and optimizer state."""
 
     def __post_init__(self) -> None:
-        check_bounds(self, f"unit {self.name}")
+        check_bounds(self)
         if self.frozen_bytes > self.parameter_bytes:
             raise ValueError(
                 f"unit {self.name}: frozen_bytes are part of its parameter_bytes, {self.parameter_bytes}, got "
@@ -207,7 +207,7 @@ class Unit(Record):
         return sum(tensor.bytes_per_sample for tensor in self.outputs if tensor.requires_grad)
 
 
-class UnitGraph(Record):
+class UnitGraph(Record, where="the model"):
     """Units in topological order."""
 
     units: tuple[Unit, ...]
@@ -228,7 +228,7 @@ class UnitGraph(Record):
         unknown = {name for unit in self.units for name in unit.shared} - set(self.shared_bytes)
         if unknown:
             raise ValueError(f"shared parameters without a size: {sorted(unknown)}")
-        check_bounds(self, "the model")
+        check_bounds(self)
         parameter_bytes = sum(unit.parameter_bytes for unit in self.units)
         for name, size in (*self.shared_bytes.items(), ("parameters", parameter_bytes)):
             if not _SIZE.holds(size):

@@ -24,11 +24,11 @@ the device's and stays, being as many for a model scaled down with its devices a
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.cluster import Cluster, DeviceKind
 from spantrain.core.profile import DeviceScore, Profile, Provenance, UnitTiming
+from spantrain.core.records import Positive, Record, check_bounds
 from spantrain.core.units import ModelSpec, Unit, UnitGraph
 from spantrain.formats.precision import check_dtype
 from spantrain.version import VERSION
@@ -62,8 +62,7 @@ def peak_flop_per_s(kind: DeviceKind, dtype: str) -> float:
     return kind.peak_fp32_flop_per_s if dtype == "float32" else kind.peak_fp16_flop_per_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnalyticLaw:
+class AnalyticLaw(Record):
     """Seconds of work on one kind of device, at a fraction of its real speed.
 
     Raises:
@@ -71,12 +70,11 @@ class AnalyticLaw:
     """
 
     kind: DeviceKind
-    speed: float
+    speed: Positive
     dtype: str
 
     def __post_init__(self) -> None:
-        if self.speed <= 0:
-            raise ValueError(f"speed must be positive, got {self.speed}")
+        check_bounds(self)
         check_dtype(self.dtype)
 
     @property

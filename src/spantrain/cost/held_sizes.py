@@ -1,22 +1,23 @@
 """What a device's memory is for, in bytes: what it holds all the time, and what goes by the sample."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, field, replace
+from typing import Annotated
 
 from spantrain.core.plan import Plan, Replica, Stage
+from spantrain.core.records import Bounds, Record
 from spantrain.core.shares import ALONE, MemberShare, StateSharding, shares_of
 from spantrain.formats.registry import WireFormat
 from spantrain.schedule.registry import splits_backward
 
 
-@dataclass(frozen=True, kw_only=True)
-class Division:
+class Division(Record):
     """Which part of a stage a device has, and how its messages are sent."""
 
     tp_share: MemberShare = ALONE
     """Its place in its tensor-parallel group."""
     state_sharding: StateSharding = StateSharding.NONE
-    replicas: int = 1
+    replicas: Annotated[int, Bounds(low=1)] = 1
     """Replicas of the stage, among which sharded state is divided."""
     wire_before: WireFormat = WireFormat.NATIVE
     """Format on the cut in front of the stage."""
@@ -26,17 +27,12 @@ class Division:
     splits: bool = False
     """Whether the schedule may put W off (`schedule.registry.splits_backward`)."""
 
-    def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise ValueError(f"a division needs at least one replica, got {self}")
-
 
 WHOLE = Division()
 """A device that has all of its stage."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryNeed:
+class MemoryNeed(Record):
     """Peak bytes of a device, by what they are for."""
 
     state_bytes: int
@@ -55,8 +51,7 @@ class MemoryNeed:
         return sum(vars(self).values())
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldBytes:
+class HeldBytes(Record):
     """What a device holds at one moment, by what it is for."""
 
     parameter_bytes: int
@@ -79,8 +74,7 @@ class HeldBytes:
         return sum(astuple(self))
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeldSizes:
+class HeldSizes(Record):
     """What the things are in size that a device holds: some all the time, some by the sample."""
 
     always: HeldBytes

@@ -9,10 +9,10 @@ Energy is of devices that work and that wait, and of the network between sites.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.money.prices import Distance, Egress, KindPrice, PriceTable, distance
+from spantrain.core.records import Record
 
 _JOULES_PER_KWH = 3.6e6
 
@@ -46,8 +46,7 @@ class Prices:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Money:
+class Money(Record):
     """What a step costs, in US dollars."""
 
     rent_usd: float
@@ -123,8 +122,7 @@ Networks inside a site are not counted.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Energy:
+class Energy(Record):
     """Joules of a step."""
 
     by_device: Mapping[str, float]

@@ -15,11 +15,11 @@ turn of its slowest hop with what the others leave of the links.
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from spantrain.core.cluster import Device
 from spantrain.core.profile import LinkMeasurement, Profile
+from spantrain.core.records import Record
 from spantrain.cost.sums import Collectives
 from spantrain.errors import ProfileError
 
@@ -95,8 +95,7 @@ Place = tuple[str, ...]
 DeviceShares = tuple[tuple[str, float], ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Path:
+class Path(Record):
     """The way from the replicas of one stage to those of another, for bytes divided by their sample shares."""
 
     latency_s: float
@@ -114,8 +113,7 @@ class Path:
         return self.latency_s + size_bytes * self.s_per_byte
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedLink:
+class SharedLink(Record):
     """Something that carries the traffic of several pairs of devices, in one direction."""
 
     name: str

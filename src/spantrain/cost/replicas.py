@@ -31,13 +31,14 @@ inside a site are taken to stream.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from itertools import accumulate
 
 from spantrain.core.action import Op
 from spantrain.core.plan import GradientSums, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.shares import ALONE, MemberShare, StateSharding, shares_of
 from spantrain.cost.compute import GroupCost, normalised, operations_of
 from spantrain.cost.sums import Collectives, SumBucket, SumOptions, Words, around, behind_s, fill_buckets, words_between
@@ -53,8 +54,7 @@ _SHARE_DIGITS = 9
 """Digits in which tensor shares must agree to count as the same."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ring:
+class Ring(Record):
     """Devices of different replicas that hold the same part of a stage's parameters."""
 
     devices: tuple[str, ...]

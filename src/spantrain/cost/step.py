@@ -20,12 +20,12 @@ from itertools import chain, pairwise
 from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.cost.network import Path
 from spantrain.cost.replicas import ReplicaCost
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepEstimate:
+class StepEstimate(Record):
     """Seconds of a step and where they come from."""
 
     step_s: float

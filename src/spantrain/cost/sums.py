@@ -43,13 +43,14 @@ What a framework's user can choose is tuned: `sum_options` are the settings amon
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import accumulate, count, takewhile
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 from spantrain.core.cluster import Device
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, OWN_SUMS, GradientSums, SumModel
+from spantrain.core.records import Bounds, Record
 from spantrain.cost.rings import turns_s, waiting_s, without_repeats
 from spantrain.devices.registry import find_backend
 
@@ -91,19 +92,14 @@ class Words(Enum):
     """Before every segment, as in rings of Gloo."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SumOptions:
+class SumOptions(Record):
     """How a sum is done."""
 
     beside: tuple[tuple[str, ...], ...] = ()
     """Devices of other rings that sum at the same time, each in its order: links that they use too are shared."""
     words: Words = Words.NONE
-    at_once: int = 1
+    at_once: Annotated[int, Bounds(low=1)] = 1
     """Sums of this size that rings do at the same time; the seconds are those of all of them."""
-
-    def __post_init__(self) -> None:
-        if self.at_once < 1:
-            raise ValueError(f"at_once must be at least 1, got {self.at_once}")
 
 
 class Collectives:
@@ -208,8 +204,7 @@ def _tree_levels(devices: Sequence[str]) -> Iterator[list[Pair]]:
         step *= 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class SumBucket:
+class SumBucket(Record):
     """Gradients that are summed at once."""
 
     size_bytes: float

@@ -4,7 +4,7 @@ import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict, cast
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spantrain.core.quantities import format_bytes
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import unit_source, whole_parameters
@@ -225,8 +226,7 @@ def _collated(collator: Any, samples: list[Any], source: str) -> Any:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class WholeModel:
+class WholeModel(Record):
     """A whole model on this process's processor or GPU."""
 
     loaded: Loaded

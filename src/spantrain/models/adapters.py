@@ -8,13 +8,13 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from spantrain.config.files.json_codec import from_json
 from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.problems import shortened
-from spantrain.core.records import Bounds, Positive, bound_problems, type_problems
+from spantrain.core.records import Bounds, Positive, Record, bound_problems, type_problems
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 
@@ -50,8 +50,7 @@ _HAVE_HEADS = ("Classification", "QuestionAnswering", "MultipleChoice", "Semanti
 """In the names of classes that are a pretrained body and a head."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoraForm:
+class LoraForm(Record):
     """What adapters are like, in the words of `peft.LoraConfig`."""
 
     r: Annotated[int, Bounds(low=1, high=65536)] = 8

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from spantrain.core.records import Record
 from spantrain.core.units import WholeMicroBatch
 from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws
 from spantrain.models.randomness.shapes import DrawnShapes
@@ -126,8 +127,7 @@ class HeadUnit(UnitModule, ABC):
         return (losses * (labels != IGNORED_LABEL).sum(dim=1)).sum() / counted[0, 0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedUnits:
+class CheckedUnits(Record):
     """A model's units, to be measured, and what was found of them."""
 
     at: Callable[[int], UnitModule]

@@ -6,12 +6,12 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Annotated
 
-from spantrain.core.records import Bounds, NotNegative, Record, WithinBounds, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record
 
 _BYTES_PER_GB = 1e9
 
 
-class KindPrice(WithinBounds):
+class KindPrice(Record):
     """What a device of a kind costs at a site."""
 
     usd_per_hour: NotNegative = 0.0
@@ -50,14 +50,11 @@ def distance(region: str, other: str) -> Distance:
     return Distance.REGION if slash and provider == theirs else Distance.INTERNET
 
 
-class EgressTier(Record):
+class EgressTier(Record, where="a tier"):
     """A price of bytes up to so many in all; None: of all others."""
 
     usd_per_gb: NotNegative
     up_to_bytes: Annotated[float | None, Bounds(over=0)] = None
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "a tier")
 
 
 class Egress(Record):

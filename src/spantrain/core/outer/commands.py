@@ -1,9 +1,11 @@
 """What the outer optimizer's master commands: the other half of `events`. Each says whom it is for, and why."""
 
-import math
+from typing import Annotated
 
 from spantrain.core.outer.events import LayerTransfer, Lease, OuterMessage, PushOutcome, Ticket, TransferWay
-from spantrain.core.records import Record
+from spantrain.core.records import Bounds, Record
+
+_Part = Annotated[float, Bounds(over=0, high=1)]
 
 
 class MasterCommand(OuterMessage):
@@ -164,17 +166,13 @@ class Measure(ToShard):
     pushes: tuple[Ticket, ...]
 
 
-class PushWeight(Record):
+class PushWeight(Record, where="a push"):
     """What part of the mean a push is."""
 
     push: Ticket
-    part: float
+    part: _Part
     base_version: int = 0
     """That the push began from."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.part <= 1:
-            raise ValueError(f"a push's part must be over 0 and at most 1, got {self.part}")
 
 
 class Combine(ToShard):
@@ -186,23 +184,17 @@ class Combine(ToShard):
     """How far pushes that began from an older version than the present one are corrected for that."""
 
 
-class StageVersion(ToShard):
+class StageVersion(ToShard, where="a step"):
     """Make a new version beside the present one; what else was staged is forgotten."""
 
     update: Ticket
     version: int
-    scale: float
+    scale: Annotated[float, Bounds(low=0, high=1)]
     """What the mean is multiplied by."""
     parameters: Ticket | None
     """The push whose tensors are the version as they are; None to step along the mean."""
-    part: float = 1.0
+    part: _Part = 1.0
     """Of a step that all clusters would make together."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and 0 <= self.scale <= 1):
-            raise ValueError(f"scale must be from 0 to 1, got {self.scale}")
-        if not 0 < self.part <= 1:
-            raise ValueError(f"a step's part must be over 0 and at most 1, got {self.part}")
 
 
 class Commit(ToShard):

@@ -1,6 +1,8 @@
 """Plans of single groups joined by an outer optimizer: who trains by itself, and how often parameters are exchanged."""
 
-from spantrain.core.records import Record
+from typing import Annotated
+
+from spantrain.core.records import Bounds, Record, check_bounds
 
 
 class OuterGroup(Record):
@@ -25,7 +27,7 @@ class OuterPlan(Record):
     """A round: inner steps in all groups at once, then all exchange their parameters through a server."""
 
     groups: tuple[OuterGroup, ...]
-    inner_steps: int
+    inner_steps: Annotated[int, Bounds(low=1)]
     """Of each group in a round."""
     exchange_s: float
     """Seconds in which all send their pseudo-gradients and get new parameters."""
@@ -41,8 +43,7 @@ class OuterPlan(Record):
     def __post_init__(self) -> None:
         if len(self.groups) < 2:
             raise ValueError(f"an outer optimizer joins two groups at least, got {len(self.groups)}")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
+        check_bounds(self)
 
     @property
     def global_batch(self) -> int:

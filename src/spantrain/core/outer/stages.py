@@ -8,9 +8,10 @@ has changed in it, so that saying it again does no harm.
 import re
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Annotated
 
 from spantrain.core.outer.events import Ticket
-from spantrain.core.records import Record
+from spantrain.core.records import Bounds, Record, check_bounds
 from spantrain.errors import UsageError
 
 _PREFIX = "SPANTRAIN_OUTER_"
@@ -27,7 +28,7 @@ class OuterCluster(Record):
     """HOST:PORT; all devices that lead a stage must reach it, and the shards."""
     token: str = field(repr=False)
     cluster: str
-    inner_steps: int = INNER_STEPS
+    inner_steps: Annotated[int, Bounds(low=1)] = INNER_STEPS
     """Between two pushes."""
     encrypted: bool = True
     """Whether layers are."""
@@ -35,8 +36,7 @@ class OuterCluster(Record):
     def __post_init__(self) -> None:
         if not (self.master and self.token and self.cluster):
             raise ValueError("an outer cluster needs a master's address, a token and a name")
-        if self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be at least 1, got {self.inner_steps}")
+        check_bounds(self)
 
     @property
     def variables(self) -> Mapping[str, str]:

@@ -2,19 +2,16 @@
 
 from typing import Annotated
 
-from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record
 
 
-class PlannedWait(Record):
+class PlannedWait(Record, where="a planned wait"):
     """An action worth waiting for, though something else could run."""
 
     position: Annotated[int, Bounds(low=0)]
     """Which action of the order it is, from 0."""
     seconds: NotNegative
     """For how long the device should be idle before it."""
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "a planned wait")
 
 
 class PlannedOrder(Record):

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.build import unit_source
@@ -25,8 +25,7 @@ from spantrain.models.units import IGNORED_LABEL
 _CAUSAL = ("next-byte", "own")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shape:
+class _Shape(Record):
     """How rows are given to a model."""
 
     length: int

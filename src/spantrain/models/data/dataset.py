@@ -4,7 +4,6 @@ Each stage reads what its units need, as a rule the first one inputs and the las
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from typing import Protocol
@@ -115,7 +114,6 @@ def _open_text(spec: ModelSpec, *, held_out: bool) -> Dataset:
     return MaskedTokens(**vars(windows))
 
 
-@dataclass(frozen=True, kw_only=True)
 class NextToken(Windows):
     """Windows of text; the label at each position is the token that follows, unless the model shifts labels itself."""
 
@@ -134,7 +132,6 @@ class NextToken(Windows):
         return torch.from_numpy(self.rows[list(indices), part].astype(np.int64))
 
 
-@dataclass(frozen=True, kw_only=True)
 class Continuation(NextToken):
     """Windows of text in halves: an encoder reads the first, a decoder writes the second, told one token at a time."""
 
@@ -151,7 +148,6 @@ class Continuation(NextToken):
         return self.tokens(indices, slice(self.length // 2, -1))
 
 
-@dataclass(frozen=True, kw_only=True)
 class MaskedTokens(NextToken):
     """Windows of text with a fixed number of tokens masked, chosen by the sample's index; the labels are those tokens.
 

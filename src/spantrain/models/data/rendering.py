@@ -1,7 +1,6 @@
 """Conversations as tokens, by a chat template; which of the tokens are answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from spantrain.config.files.text_files import read_text
+from spantrain.core.records import Record
 from spantrain.core.units import ChatForm
 from spantrain.errors import ConfigError
 from spantrain.models.data.conversations import ASSISTANT, CHAT_TEMPLATES, Conversation
@@ -68,8 +68,7 @@ class _Tokens:
             yield np.asarray(numbers, dtype=np.int32), np.asarray([start for start, _ in places], dtype=np.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rendered:
+class Rendered(Record):
     """One conversation."""
 
     where: str

@@ -7,7 +7,6 @@ numbers (`input_ids`, `tokens`).
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from itertools import chain, islice
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.models.data import records
 
@@ -99,8 +99,7 @@ class TokenEncoder:
         return [number for name in names if (number := self._tokenizer.token_to_id(name)) is not None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Windows:
+class Windows(Record):
     """Windows of `length` numbers and the one after each; no number of the text is in two windows."""
 
     rows: IntArray

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.counter import at_least, normals, random_bits, row_words
 from spantrain.models.randomness.operations import DrawnOperations
@@ -53,8 +54,7 @@ CHANCES: Mapping[str, tuple[int, str]] = MappingProxyType(
 _DRAWING = DROPOUT | RECURRENT | NOISE | {ATTENTION, "multi_head_attention_forward"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnSamples:
+class DrawnSamples(Record):
     """Whose random numbers are drawn: some samples of one step of a run."""
 
     seed: int

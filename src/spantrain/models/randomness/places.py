@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from spantrain.core.records import Record
+
 _current: ContextVar["CallChain | None"] = ContextVar("call_chain", default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallPoint:
+class CallPoint(Record):
     """How far a module's call had come when something in it was done."""
 
     chain: str

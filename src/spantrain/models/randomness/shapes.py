@@ -1,15 +1,15 @@
 """Where the samples are in what is drawn: seen by running a model with two numbers of samples, or guessed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from spantrain.core.records import Record
 
 Sizes = tuple[int, ...]
 ORDERS = frozenset({"randperm"})
 """Names of functions whose numbers belong together: they are drawn once for all samples, and never one for each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawnShape:
+class DrawnShape(Record):
     """The shape of one draw."""
 
     dim: int | None

@@ -1,7 +1,7 @@
 """Example batches, divided into inputs and labels; and losses, summed over samples so that any cut gives the same."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.models.units import COUNTED, EACH, IGNORED_LABEL, LABELS, Rows, counted_labels
 
@@ -17,8 +18,7 @@ LABEL_NAMES = (LABELS_NAME, "label", "label_ids")
 """What samples may call their labels, as the transformers library has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelBatch:
+class ModelBatch(Record):
     """A batch, divided into what the model is given and what its output is compared with."""
 
     inputs: tuple[Tensor, ...]

@@ -15,6 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor
 
+from spantrain.core.records import Record
 from spantrain.models.tracing.tape import Facts, NamedWeight, Samples, StandIn, Tape, TapeStep, Value, mapped, parts
 
 Step = TypeVar("Step")
@@ -24,8 +25,7 @@ _SAMPLES_COMPARED = 4
 """Sizes of cuts are compared for so many samples."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Carried:
+class Carried(Record):
     """A value that crosses a cut."""
 
     value: Value

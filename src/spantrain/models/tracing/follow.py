@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.shapes import DrawnShapes
@@ -22,8 +23,7 @@ from spantrain.models.tracing.source import Given, Loaded, with_or_without_numbe
 from spantrain.models.tracing.watch import watched
 
 
-@dataclass(frozen=True, kw_only=True)
-class Structure:
+class Structure(Record):
     """The modules that are looked into; all others run as they are."""
 
     opened: frozenset[str]

@@ -9,7 +9,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import torch_seeded
@@ -135,8 +136,7 @@ _PARAMETER_BYTES = 4
 _QUANTIZED = ("bitsandbytes", "torchao")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
+class Loaded(Record):
     """A model as its author wrote it, in evaluation mode."""
 
     module: nn.Module

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import NOISE, DrawingModules, DrawnSamples, SeededDraws
@@ -47,8 +48,7 @@ class Origin:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallDone:
+class CallDone(Record):
     """What a call did."""
 
     result: Any

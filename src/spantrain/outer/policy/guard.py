@@ -35,7 +35,7 @@ from dataclasses import field, replace
 from statistics import fmean, median, median_low, pstdev
 from typing import Annotated
 
-from spantrain.core.records import Bounds, NotNegative, Record, WithinBounds, check_bounds
+from spantrain.core.records import Bounds, NotNegative, Record, check_bounds
 
 _REACH = 1.0
 """How far from the mean a norm counts at most, as a logarithm: a factor of 2.7."""
@@ -44,7 +44,7 @@ _DEVIATIONS = (0.25, 0.6)
 _MIN_IN_A_ROW = 2
 
 
-class GuardSettings(WithinBounds):
+class GuardSettings(Record):
     """How strict to be."""
 
     smoothing: Annotated[float, Bounds(over=0, under=1)] = 0.02

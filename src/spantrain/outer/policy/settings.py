@@ -5,13 +5,13 @@ from dataclasses import field
 from typing import Annotated
 
 from spantrain.core.outer.events import Ticket
-from spantrain.core.records import Bounds, Record, WithinBounds
+from spantrain.core.records import Bounds, Record
 from spantrain.formats.registry import WireFormat
 from spantrain.outer.policy.chunks import ChunkState
 from spantrain.outer.policy.guard import GuardSettings, GuardState
 
 
-class OuterSettings(WithinBounds):
+class OuterSettings(Record):
     """How the master decides."""
 
     grace_s: Annotated[float, Bounds(low=0)] = 1.0

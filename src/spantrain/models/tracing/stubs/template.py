@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spantrain.core.records import Record
 from spantrain.models.tracing.tape import Samples, TraceProblem, UnitDevice, Value, version_of
 
 _WHOLE = (Tensor, nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.dtype, torch.Generator)
@@ -40,8 +41,7 @@ class Rebuilt:
     """Signs by key, index or name of the attribute."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Template:
+class Template(Record):
     """What a call returned, and the contents that it gave to containers which it was given."""
 
     returned: Any

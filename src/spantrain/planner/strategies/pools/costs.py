@@ -9,13 +9,13 @@ from typing import Annotated, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from spantrain.core.records import Bounds, WithinBounds
+from spantrain.core.records import Bounds, Record
 from spantrain.cost.span_tables import Array
 from spantrain.cost.sums import around
 from spantrain.planner.request import Constraints, Objective
 
 
-class DevicePool(WithinBounds):
+class DevicePool(Record):
     """Devices of one kind, in hosts of one size, in one site."""
 
     kind: str
