@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,32 +26,25 @@ from spantrain.models.weight_gradients import Deferral, DeferredGradients, Final
 Tensors = tuple[Tensor, ...]
 
 
-class SegmentShards(Protocol):
-    """What replicas that divide gradients, or parameters, exchange around each segment of each pass."""
+class SegmentShards:
+    """What is done around each segment of each pass: nothing, where replicas divide neither gradients nor parameters
+    (`runtime.gradients.unit_shards`).
+    """
 
-    @property
-    def rows(self) -> Sequence[nn.Parameter]:
-        """What the device updates."""
-
-    @property
-    def on_host(self) -> bool:
-        """Whether they, their gradients and what the optimizer keeps of them are in its host's memory."""
-
-    @property
-    def besides_bytes(self) -> int:
-        """The most bytes with the device beside that: of units at work, and of those to come."""
-
-    def ahead(self, number: int) -> AbstractContextManager[None]:
+    def ahead(self, number: int) -> AbstractContextManager[None]:  # noqa: ARG002
         """Have a segment's parameters be whole while it goes forward."""
+        return nullcontext()
 
-    def back(self, number: int, last: int, *, sums: bool) -> AbstractContextManager[None]:
-        """Have them be whole while it goes back; where it `sums`, take gradients from them behind it.
+    def back(self, number: int, last: int, *, sums: bool) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Have them be whole while it goes back; where it `sums`, what it adds to gradients there is all of the pass.
 
         The pass ends with segment `last`.
         """
+        return nullcontext()
 
     def outlive(self, outputs: Tensors) -> Tensors:
         """Return what a segment makes, none of it in the memory of a parameter."""
+        return outputs
 
     def clear(self) -> None:
         """Forget what is under way, after an abort."""

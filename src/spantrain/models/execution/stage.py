@@ -1,7 +1,7 @@
 """Runs one stage's actions on its units: F, I, W and B for spans of samples, in any order that is allowed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import compress, count
 
@@ -62,8 +62,8 @@ class StageExecutor:
     """Of what its units draw at random."""
     loss_scale: float = 1.0
     """What the loss is multiplied by before the backward pass; gradients come out as much larger."""
-    shards: SegmentShards | None = None
-    """Of an executor whose segments are single units."""
+    shards = SegmentShards()
+    """Others than these only where segments are single units."""
     _trains: bool | None = None
 
     def __init__(
@@ -114,7 +114,7 @@ class StageExecutor:
         self._first_segment = _first_segments(self._segments)
         self._held: dict[Span, _HeldSpan] = {}
         self.statistics = statistics or BatchStatistics(())
-        self._fewest_samples = fewest_samples
+        self._fewest_samples, self._by_unit = fewest_samples, by_unit
 
     def _new_names(self, unit: UnitModule) -> Iterator[str]:
         """Note the parameters that no unit before has; yield their names."""
@@ -128,7 +128,7 @@ class StageExecutor:
     @property
     def keeps_spans(self) -> bool:
         """Whether samples are to run at once as it was planned."""
-        return self._fewest_samples > 0 or bool(self.statistics) or self.shards is not None
+        return self._fewest_samples > 0 or bool(self.statistics) or self._by_unit
 
     @property
     def segment_parameters(self) -> tuple[tuple[nn.Parameter, ...], ...]:
@@ -149,8 +149,7 @@ class StageExecutor:
         self._held.clear()
         self.meter.clear()
         self.statistics.clear()
-        if self.shards is not None:
-            self.shards.clear()
+        self.shards.clear()
 
     @property
     def reads(self) -> tuple[int, ...]:
@@ -203,32 +202,17 @@ class StageExecutor:
         tensors, rows = self._moved(received), self._rows_here(rows)
         held: list[HeldSegment] = []
         for number, segment in enumerate(self._segments):
-            with self._ahead_of(number):
+            with self.shards.ahead(number):
                 if number < self._first_back:
                     with torch.no_grad():
-                        tensors = self._outliving(detached(segment.run(tensors, rows, samples)))
+                        tensors = self.shards.outlive(detached(segment.run(tensors, rows, samples)))
                     continue
                 wanted = bool(held) or self._trains_before
                 inputs = tuple(_leaf(tensor, wanted=wanted) for tensor in tensors)
                 kept, tensors = segment.forward(inputs, rows, samples)
-                tensors = self._outliving(tensors)
+                tensors = self.shards.outlive(tensors)
                 held.append(kept)
         return tuple(held), tensors
-
-    def _ahead_of(self, number: int) -> AbstractContextManager[None]:
-        """Return what a segment goes forward in."""
-        if self.shards is None:
-            return nullcontext()
-        return self.shards.ahead(number)
-
-    def _back_from(self, number: int, *, sums: bool) -> AbstractContextManager[None]:
-        """Return what a segment goes back in; `sums`: what is added to its gradients there is all of the pass."""
-        if self.shards is None:
-            return nullcontext()
-        return self.shards.back(number, self._first_back, sums=sums)
-
-    def _outliving(self, outputs: Tensors) -> Tensors:
-        return outputs if self.shards is None else self.shards.outlive(outputs)
 
     def evaluate(self, span: Span, received: Tensors, rows: Rows, *, step: int = 0) -> Tensors:
         """Return what `forward` would in evaluation mode, without holding anything for a backward pass."""
@@ -237,8 +221,8 @@ class StageExecutor:
         samples = self._set_mode(span, -1 - step, trains=False)
         with torch.no_grad():
             for number, segment in enumerate(self._segments):
-                with self._ahead_of(number):
-                    tensors = self._outliving(segment.run(tensors, rows, samples))
+                with self.shards.ahead(number):
+                    tensors = self.shards.outlive(segment.run(tensors, rows, samples))
         return self._to_send(detached(tensors), span)
 
     def _set_mode(self, span: Span, step: int, *, trains: bool) -> DrawnSamples:
@@ -264,7 +248,7 @@ class StageExecutor:
         held.went_back = True
         with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
-                with self._back_from(number, sums=False):
+                with self.shards.back(number, self._first_back, sums=False):
                     gradients = self._segments[number].backward_input(kept, gradients, held.log)
         held.note_tensors()
         self.meter.carried((*output_gradients, *gradients))
@@ -284,7 +268,7 @@ class StageExecutor:
             raise ScheduleError(f"W{span}: I has not run on it; in flight: {_listed(self._held)}")
         with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
-                with self._back_from(number, sums=True), self._telling(number, final) as told:
+                with self.shards.back(number, self._first_back, sums=True), self._telling(number, final) as told:
                     self._segments[number].backward_weight(kept, told)
         del self._held[span]
         self.meter.released(span)
@@ -295,7 +279,7 @@ class StageExecutor:
         held, gradients = self._begin_backward(span, "B", output_gradients)
         with self.statistics.of(span, again=True):
             for number, kept in self._backwards(held):
-                with self._back_from(number, sums=True), self._telling(number, final) as told:
+                with self.shards.back(number, self._first_back, sums=True), self._telling(number, final) as told:
                     gradients = self._segments[number].backward(kept, gradients, held.log, told)
         del self._held[span]
         self.meter.carried((*output_gradients, *gradients))

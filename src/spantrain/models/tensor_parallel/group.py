@@ -10,7 +10,7 @@ order that depends on the graph alone, which is the same on all members.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,28 +19,30 @@ T = TypeVar("T")
 Work = Callable[[Tensor], Tensor]
 
 
-class TensorGroup(Protocol):
-    """One member's view of its group. All members call the same operations in the same order."""
+class TensorGroup:
+    """One member's view of its group. All members call the same operations in the same order.
 
-    @property
-    def rank(self) -> int:
-        """The member's place in the group."""
+    As it stands, a group of one device, whose tensors are their own sums and all there is.
+    """
 
-    @property
-    def size(self) -> int:
-        """Number of members."""
+    rank = 0
+    """The member's place in the group."""
+    size = 1
+    """Number of members."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add the members' tensors, of equal shapes, in place; every member gets the same bits."""
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
         """Return the members' tensors behind each other along `dim`; `sizes` are their lengths there, by rank."""
+        return tensor
 
-    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
         """Return the own piece along `dim` of the sum of the members' tensors; `sizes` are those of all, by rank."""
+        return tensor
 
 
-class ThreadGroup:
+class ThreadGroup(TensorGroup):
     """Members in threads of one process: the fake, for tests and for trying a division without processes."""
 
     def __init__(self, barrier: threading.Barrier, laid_down: list[Tensor | None], rank: int) -> None:

@@ -3,26 +3,21 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from spantrain.models.tensor_parallel.group import summed
+from spantrain.models.tensor_parallel.group import TensorGroup, summed
 from spantrain.runtime.gradients.rings import SiteRing, blaming_peers
 
+T = TypeVar("T")
 
-class MemberGroup:
-    """Devices that exchange tensors, all of them in the same order; what tensor-parallel modules need (`TensorGroup`),
-    and more. As it stands, of one device, whose tensors are their own sums and all there is.
-    """
 
-    rank = 0
-    size = 1
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Add the members' tensors, of equal shapes, in place; every member gets the same bits."""
+class MemberGroup(TensorGroup):
+    """Devices that exchange tensors in more ways than tensor-parallel modules need; as it stands, one device too."""
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], None]:  # noqa: ARG002
         """Begin to add the members' tensors, of equal shapes, in place; return what waits until that is done."""
@@ -36,10 +31,6 @@ class MemberGroup:
         """
         return lambda: tensor
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
-        """Return the members' tensors behind each other along `dim`; `sizes` are their lengths there, by rank."""
-        return tensor
-
     def begin_all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:  # noqa: ARG002
         """Begin to lay the members' flat tensors, of so many elements each, behind each other.
 
@@ -47,10 +38,6 @@ class MemberGroup:
             What waits, and returns all of them; not counted as an exchange, as others go on beside.
         """
         return lambda: tensor
-
-    def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:  # noqa: ARG002
-        """Return the own piece along `dim` of the sum of the members' tensors; `sizes` are those of all, by rank."""
-        return tensor
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Replace a tensor by that of one member."""
@@ -111,14 +98,7 @@ class TorchMembers(MemberGroup):
         """Begin to replace a tensor by its sum over the members; not counted as an exchange, as others go on beside."""
         if self._ring is not None:
             return self._ring.begin_all_reduce(tensor)
-        with blaming_peers():
-            work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
-
-        def wait() -> None:
-            with blaming_peers():
-                work.wait()
-
-        return wait
+        return _begun(lambda: dist.all_reduce(tensor, group=self.process_group, async_op=True), lambda: None)
 
     def begin_reduce_scatter(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
         """Begin to bring each member its elements of the sum: they exchange them and add them in the order of ranks."""
@@ -126,17 +106,11 @@ class TorchMembers(MemberGroup):
             return self._ring.begin_sum(tensor, sizes)
         own = sizes[self.rank]
         received = tensor.new_empty(self.size * own)
-        with blaming_peers():
-            work = dist.all_to_all_single(
-                received, tensor, [own] * self.size, list(sizes), group=self.process_group, async_op=True
-            )
-
-        def wait() -> Tensor:
-            with blaming_peers():
-                work.wait()
-            return summed(received.view(self.size, own).unbind())
-
-        return wait
+        sent, group = (received, tensor, [own] * self.size, list(sizes)), self.process_group
+        return _begun(
+            lambda: dist.all_to_all_single(*sent, group=group, async_op=True),
+            lambda: summed(received.view(self.size, own).unbind()),
+        )
 
     def begin_all_gather(self, tensor: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
         """Begin to lay the members' flat tensors behind each other; shorter ones travel padded to the longest."""
@@ -144,15 +118,10 @@ class TorchMembers(MemberGroup):
             return self._ring.begin_gather(tensor, sizes)
         sent = _padded(tensor, max(sizes))
         received = [torch.empty_like(sent) for _ in sizes]
-        with blaming_peers():
-            work = dist.all_gather(received, sent, group=self.process_group, async_op=True)
-
-        def wait() -> Tensor:
-            with blaming_peers():
-                work.wait()
-            return torch.cat([part[:length] for part, length in zip(received, sizes, strict=True)])
-
-        return wait
+        return _begun(
+            lambda: dist.all_gather(received, sent, group=self.process_group, async_op=True),
+            lambda: torch.cat([part[:length] for part, length in zip(received, sizes, strict=True)]),
+        )
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
         """Return the members' tensors behind each other; shorter ones travel padded to the longest."""
@@ -233,6 +202,19 @@ class TorchMembers(MemberGroup):
         with blaming_peers():
             yield
         self._seconds.setdefault((kind, size_bytes), []).append(time.perf_counter() - start_s)
+
+
+def _begun(begin: Callable[[], Any], come: Callable[[], T]) -> Callable[[], T]:
+    """Begin an exchange; return what waits for it and returns what has come."""
+    with blaming_peers():
+        work = begin()
+
+    def wait() -> T:
+        with blaming_peers():
+            work.wait()
+        return come()
+
+    return wait
 
 
 def _padded(tensor: Tensor, length: int) -> Tensor:

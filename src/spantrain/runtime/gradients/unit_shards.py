@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from spantrain.core.records import Record
 from spantrain.devices.registry import class_of
+from spantrain.models.execution.segment import SegmentShards, Tensors
 from spantrain.models.low_weights import full_weight
 from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.own_rows import OwnRows, elements_of, fill, pieces_of
 
-Tensors = tuple[Tensor, ...]
 Rows = Mapping[int, OwnRows]
 """What this device updates, by the identity of the float32 parameter."""
 
@@ -61,7 +61,7 @@ class _Pass(Record):
     given_up: Sequence[Sequence[Tensor]]
 
 
-class UnitShards:
+class UnitShards(SegmentShards):
     """The exchanges of one device around the segments of its stage, each of one unit.
 
     Of an executor that it is given to (`StageExecutor.shards`), which calls it for each segment of each pass. All

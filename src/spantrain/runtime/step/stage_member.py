@@ -107,7 +107,7 @@ def build_member(here: WorkerContext, plan: Plan, units: Sequence[UnitModule], g
         for number, one in zip(crew.numbers, crew.stages, strict=True)
     )
     rows = own_rows(plan, here.name, named_once(chunks))
-    chunks[0].shards = shards = _shards(here, plan, units, chunks[0], rows, groups)
+    shards = _shards(here, plan, units, chunks[0], rows, groups)
     parts = share_parts(group, own, here.device.torch_device)
     return StageMember(
         numbers=crew.numbers,
@@ -156,6 +156,7 @@ def _shards(
     )
     if stage.keeps_rows:
         executor.low_weights = LowWeights(())  # each copy is made as it is gathered
+    executor.shards = shards
     return shards
 
 

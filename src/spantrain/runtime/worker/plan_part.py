@@ -20,7 +20,7 @@ from spantrain.runtime.checkpoint.holding import Holding, holding_of
 from spantrain.runtime.gradients.optimizer import build_optimizer, update
 from spantrain.runtime.gradients.own_rows import gather_rows
 from spantrain.runtime.gradients.stage_sums import StageSum, TiedGradientSums, tied_across_stages
-from spantrain.runtime.redistribution.transfer import ExchangeChannel
+from spantrain.runtime.gradients.unit_shards import UnitShards
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.driver import StepDriver
 from spantrain.runtime.step.emulation import emulated_unit_seconds
@@ -207,7 +207,7 @@ class PlanPart(Record):
         self.stage_sum.close()
         self.member.groups.close()
 
-    def post(self, here: WorkerContext, step: int, *, at_end: bool = False) -> ExchangeChannel:
+    def post(self, here: WorkerContext, step: int, *, at_end: bool = False) -> DriverChannel:
         """Return how an exchange before a step, or at its end, reaches the others, with nothing lost of the step's."""
         address = {"generation": self.plan.generation, "step": step}
         driver = self.actions.messenger if at_end else self.actions.driver
@@ -268,7 +268,9 @@ def new_optimizer(here: WorkerContext, plan: Plan, member: StageMember) -> tuple
     return build_optimizer(here.job, updated.values(), updated), holding
 
 
-def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimizer: Optimizer) -> int:
+def peak_bytes(
+    device: ComputeDevice, executors: Sequence[StageExecutor], optimizer: Optimizer, shards: UnitShards | None = None
+) -> int:
     """Return the most bytes of tensors since then.
 
     Where the device counts them, all that was allocated. On the processor, which does not: parameters and buffers, a
@@ -283,7 +285,7 @@ def peak_bytes(device: ComputeDevice, executors: Sequence[StageExecutor], optimi
     parameters = list({id(own): own for one in executors for own in one.named_parameters().values()}.values())
     copies = [copy for one in executors for copy in one.low_weights.copies]
     buffers = [buffer for one in executors for unit in one.units for buffer in unit.buffers()]
-    held_bytes, shards = max(one.meter.peak_bytes for one in executors), executors[0].shards
+    held_bytes = max(one.meter.peak_bytes for one in executors)
     updated: Sequence[torch.nn.Parameter] = parameters
     if shards is not None:
         updated, held_bytes = shards.rows, held_bytes + shards.besides_bytes

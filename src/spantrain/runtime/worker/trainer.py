@@ -369,7 +369,9 @@ class TrainSession:
             self._recorder.communicated("gather of parameters", step, start_s, time.monotonic())
 
     def _peak(self) -> int:
-        return max(self._peak_bytes, peak_bytes(self._here.device, self._part.member.executors, self._part.optimizer))
+        member = self._part.member
+        now_bytes = peak_bytes(self._here.device, member.executors, self._part.optimizer, member.shards)
+        return max(self._peak_bytes, now_bytes)
 
     def _result(self) -> TrainResult:
         device = self._here.device
