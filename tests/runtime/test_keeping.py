@@ -14,10 +14,10 @@ from spantrain.core.shares import TensorPart
 from spantrain.errors import ProtocolError
 from spantrain.recovery.protection import protected
 from spantrain.runtime.checkpoint.holding import Holding
+from spantrain.runtime.redistribution.exchange import HeldTensors
 from spantrain.runtime.redistribution.transfer import packed_words
 from spantrain.runtime.worker.keeping import copying
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender
-from spantrain.runtime.worker.switch import HeldTensors
 from testing.runtime.places import BATCH, HALVES, random_places
 from testing.runtime.runs import OneProcess
 from testing.runtime.sessions import Ran, train_in_threads

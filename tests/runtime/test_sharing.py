@@ -2,8 +2,7 @@
 
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.shares import TensorPart
-from spantrain.runtime.redistribution.exchange import ExchangeGroup, takers_of
-from spantrain.runtime.worker.switch import HeldTensors
+from spantrain.runtime.redistribution.exchange import ExchangeGroup, HeldTensors, takers_of
 
 SITE = {"a": 0, "b": 0, "c": 0, "x": 1, "y": 1}
 NOTHING = ((), {})

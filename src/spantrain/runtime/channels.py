@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Protocol
 
 import torch
 
@@ -21,33 +20,6 @@ TrySend = Callable[[str, ControlKey, Tensors], Tensors | None]
 TryTake = Callable[[int, str], Tensors | None]
 _Attempt = Callable[[TrySend, TryTake], Tensors | None]
 """Returns None as long as it cannot be done."""
-
-
-class Messenger(Protocol):
-    """Carries messages outside the pipeline's routes."""
-
-    def send_message(self, target: str, key: ControlKey, tensors: Tensors) -> None:
-        """Send to another device."""
-
-    def wait_for_message(self, step: int, lane: str) -> Tensors:
-        """Wait for a lane's message of a step."""
-
-
-@dataclass(frozen=True)
-class DriverChannel:
-    """An exchange of a device whose driver hears from others: what is none of the exchange's is kept for the step."""
-
-    driver: Messenger
-    generation: int
-    step: int
-
-    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
-        """Send a tensor; takes in what comes while there is no room."""
-        self.driver.send_message(target, ControlKey(self.generation, self.step, lane), (tensor,))
-
-    def receive(self, lane: str) -> torch.Tensor:
-        """Wait for the tensor of a lane."""
-        return self.driver.wait_for_message(self.step, lane)[0]
 
 
 class MailboxMessages(ABC):
@@ -112,15 +84,6 @@ class MailboxMessenger(MailboxMessages):
             raise ProtocolError(f"{message.source} sent {what} in the middle of an exchange of step {step}")
 
 
-class MailboxChannel(DriverChannel):
-    """An exchange of a device that nobody sends anything else to."""
-
-    def __init__(
-        self, mailbox: MailboxLike, *, generation: int, step: int, check_abort: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(MailboxMessenger(mailbox, check_abort, step), generation, step)
-
-
 class DeferredMessages:
     """Messages that the thread of a step's end sends and waits for, by the driver, whose thread has the mailbox."""
 
@@ -157,3 +120,36 @@ class DeferredMessages:
         while not wait([done], _POLL_S).done:
             self._check_abort()
         return done.result()
+
+
+Messenger = MailboxMessages | DeferredMessages
+"""What carries messages outside the pipeline's routes."""
+
+
+@dataclass(frozen=True)
+class DriverChannel:
+    """An exchange of a device whose driver hears from others: what is none of the exchange's is kept for the step.
+
+    Each lane is used once.
+    """
+
+    driver: Messenger
+    generation: int
+    step: int
+
+    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
+        """Send a tensor; takes in what comes while there is no room."""
+        self.driver.send_message(target, ControlKey(self.generation, self.step, lane), (tensor,))
+
+    def receive(self, lane: str) -> torch.Tensor:
+        """Wait for the tensor of a lane, which names its sender."""
+        return self.driver.wait_for_message(self.step, lane)[0]
+
+
+class MailboxChannel(DriverChannel):
+    """An exchange of a device that nobody sends anything else to."""
+
+    def __init__(
+        self, mailbox: MailboxLike, *, generation: int, step: int, check_abort: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(MailboxMessenger(mailbox, check_abort, step), generation, step)

@@ -21,12 +21,13 @@ from spantrain.devices.registry import class_of
 from spantrain.errors import WorkerError
 from spantrain.formats.tensor_bytes import dtype_name, tensor_pieces
 from spantrain.models.randomness.draws import torch_state
+from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.checkpoint import tensor_file
 from spantrain.runtime.checkpoint.device_files import FETCHED, FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, boxes_of
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, FilesBeyond, TensorExchange
+from spantrain.runtime.redistribution.transfer import FilesBeyond, TensorExchange
 
 
 def restore(
@@ -34,7 +35,7 @@ def restore(
     holding: Holding,
     optimizer: torch.optim.Optimizer,
     group: ExchangeGroup,
-    post: ExchangeChannel | None,
+    post: DriverChannel | None,
 ) -> None:
     """Put a device's part of a checkpoint in place, whatever plan it was saved under; all devices do so together.
 

@@ -8,11 +8,10 @@ that lack the same share the work: each takes a part of it from afar, and gives 
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
-from typing import Protocol
 
-from spantrain.core.checkpoint import StoredTensor
+from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.cluster import Cluster
 from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
@@ -159,16 +158,17 @@ def missing_text(missing: Sequence[TensorBlock]) -> str:
     return ", ".join(names[:3]) + more
 
 
-class Described(Protocol):
-    """What is known of a file without reading it."""
+class HeldTensors(Record):
+    """What one device holds, as others are told of it."""
 
-    @property
-    def device(self) -> str:
-        """That wrote it."""
+    device: str
+    tensors: Mapping[str, StoredTensor]
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """As a checkpoint keeps them; of who holds nothing, none."""
 
-    @property
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        """What is in it, by stored name."""
+
+Described = StoredFile | HeldTensors
+"""What is known of tensors without reading them: which device has them, and each by its stored name."""
 
 
 class ExchangeGroup(Record):

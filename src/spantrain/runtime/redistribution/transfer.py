@@ -26,6 +26,7 @@ from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
+from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.redistribution import exchange
 
 _CHUNK_BYTES = 4 * 2**20
@@ -52,16 +53,6 @@ class _Asked(Record):
     blocks: Request
 
 
-class ExchangeChannel(Protocol):
-    """How messages go to and come from the others; each lane is used once."""
-
-    def send(self, target: str, lane: str, tensor: torch.Tensor) -> None:
-        """Send a tensor; takes in what comes while there is no room."""
-
-    def receive(self, lane: str) -> torch.Tensor:
-        """Wait for the tensor of a lane, which names its sender."""
-
-
 class TensorSource(Protocol):
     """Tensors that are readable here, in named files."""
 
@@ -85,7 +76,7 @@ class TensorExchange:
 
     def __init__(
         self, group: exchange.ExchangeGroup, files: Mapping[str, exchange.Described], source: TensorSource,
-        post: ExchangeChannel | None, *, in_memory: bool = False, lanes: str = "", beyond: FilesBeyond | None = None,
+        post: DriverChannel | None, *, in_memory: bool = False, lanes: str = "", beyond: FilesBeyond | None = None,
     ) -> None:  # fmt: skip
         """Take part; `post` may be None where there are no peers. `in_memory`: files have the names of who has them;
         `lanes`: what distinguishes its messages from those of another exchange of the same step; `beyond`: files that

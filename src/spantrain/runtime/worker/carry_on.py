@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from spantrain.core.records import Record
 from spantrain.errors import WorkerError
 from spantrain.recovery.protection import is_whole
+from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.checkpoint.holding import PARAMETER
 from spantrain.runtime.control.orders import GiveOrder, TrainOrder
 from spantrain.runtime.redistribution.exchange import group_of
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange
+from spantrain.runtime.redistribution.transfer import TensorExchange
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
 from spantrain.runtime.worker.switch import Held, LocalTensorSource, describe, fill
@@ -62,7 +63,7 @@ def carry_on(
     return received_bytes, scalars
 
 
-def give(name: str, left: LeftState | None, order: GiveOrder, post: ExchangeChannel) -> None:
+def give(name: str, left: LeftState | None, order: GiveOrder, post: DriverChannel) -> None:
     """Give what is held to devices that go on without this one.
 
     Raises:

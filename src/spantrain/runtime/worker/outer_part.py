@@ -32,9 +32,9 @@ from spantrain.models.units import parameter_names
 from spantrain.outer.client.parameters import empty_copy, spec_of
 from spantrain.outer.client.replica import ClusterCopy
 from spantrain.outer.pipeline import StageLeader, StageWorker, lead_stages, work_as_stage, worker_name
+from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.checkpoint.holding import first_names
 from spantrain.runtime.gradients.part_sums import hand_out
-from spantrain.runtime.redistribution.transfer import ExchangeChannel
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.plan_part import PlanPart
 
@@ -187,7 +187,7 @@ class StageParameters:
                     hand_out(got, one, held.parts[name], self._part.member.groups.world)
         settle(self._part.holding.parameters.values())
 
-    def _collected(self, route: Route, post: ExchangeChannel) -> Tensor | None:
+    def _collected(self, route: Route, post: DriverChannel) -> Tensor | None:
         """Return a parameter whole on the first device of the stage that moves it; None elsewhere."""
         source, member = route.holders[0], self._part.member
         whole = None
@@ -196,9 +196,7 @@ class StageParameters:
             whole = member.parts.gather({route.spec.name: one}).get(route.spec.name)
         return whole if source == route.mover else self._sent(route, whole, source, route.mover, post)
 
-    def _sent(
-        self, route: Route, whole: Tensor | None, source: int, target: int, post: ExchangeChannel
-    ) -> Tensor | None:
+    def _sent(self, route: Route, whole: Tensor | None, source: int, target: int, post: DriverChannel) -> Tensor | None:
         """Return on the first device of one stage what that of another has; None elsewhere."""
         lane = f"{_LANE}{self._exchanges}:{route.number}"
         if self.leads and self._stage == source:
@@ -209,7 +207,7 @@ class StageParameters:
             return post.receive(lane)[0]
         return None
 
-    def _next_exchange(self) -> ExchangeChannel:
+    def _next_exchange(self) -> DriverChannel:
         self._exchanges += 1
         return self._part.post(self._here, self._step, at_end=self._at_end)
 

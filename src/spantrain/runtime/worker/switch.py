@@ -14,16 +14,16 @@ it lacks comes from devices that held it under the plan before: of each stage th
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.plan import Crew, Plan, Stage
-from spantrain.core.records import Record
 from spantrain.models.build import blank_units
 from spantrain.models.units import UnitModule, tie_parameters
+from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.checkpoint.holding import (
     Holding,
     PartTensors,
@@ -33,8 +33,15 @@ from spantrain.runtime.checkpoint.holding import (
     put_back,
     wanted_of,
 )
-from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, group_of, place_of, takers_of
-from spantrain.runtime.redistribution.transfer import ExchangeChannel, TensorExchange, packed_words, read_words
+from spantrain.runtime.redistribution.exchange import (
+    ExchangeGroup,
+    HeldTensors,
+    TensorBlock,
+    group_of,
+    place_of,
+    takers_of,
+)
+from spantrain.runtime.redistribution.transfer import TensorExchange, packed_words, read_words
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, new_optimizer
@@ -111,15 +118,6 @@ def _layout(crew: Crew) -> tuple[tuple[tuple[str, ...], tuple[float, ...]], ...]
 
 
 _LANE, _SHARED = "switch-held:", "shared-"
-
-
-class HeldTensors(Record):
-    """What one device holds, as others are told of it."""
-
-    device: str
-    tensors: Mapping[str, StoredTensor]
-    scalars: Mapping[str, float] = field(default_factory=dict)
-    """As a checkpoint keeps them; of who holds nothing, none."""
 
 
 class Held(Protocol):
@@ -250,7 +248,7 @@ def _bring(here: WorkerContext, before: PlanPart, after: PlanPart, step: int) ->
 
 def fill(
     before: PlanPart | None, after: PlanPart, group: ExchangeGroup, files: Mapping[str, HeldTensors],
-    source: LocalTensorSource, post: ExchangeChannel, alike: Sequence[str] = (),
+    source: LocalTensorSource, post: DriverChannel, alike: Sequence[str] = (),
 ) -> int:  # fmt: skip
     """Take what of a part is new here from those that hold it, and keep the rest; return the bytes that came.
 
@@ -296,7 +294,7 @@ def fill(
 
 
 def describe(
-    own: HeldTensors, *, takers: Sequence[str], givers: Sequence[str], post: ExchangeChannel
+    own: HeldTensors, *, takers: Sequence[str], givers: Sequence[str], post: DriverChannel
 ) -> dict[str, HeldTensors]:
     """Tell those that may take from here what there is; hear the same from those that give."""
     for taker in takers:

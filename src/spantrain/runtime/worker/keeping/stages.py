@@ -16,7 +16,7 @@ import torch
 
 from spantrain.core.job import TrainJob
 from spantrain.errors import ProtocolError
-from spantrain.runtime.redistribution.transfer import ExchangeChannel
+from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.worker.keeping import stage_copy
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender, fetch_from
@@ -51,7 +51,7 @@ class KeptStage(stage_copy.StageCopy):
             while self._behind:
                 self.update(job, *self._behind.popleft())
 
-    def take(self, post: ExchangeChannel) -> None:
+    def take(self, post: DriverChannel) -> None:
         """Wait for what the ward has summed in a step."""
         pieces = [torch.empty(0, dtype=torch.uint8)]
         while (left := stage_copy.size_of_step(pieces, self.holding) - sum(piece.numel() for piece in pieces)) > 0:
