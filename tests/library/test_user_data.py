@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spantrain.errors import ConfigError
-from spantrain.library.streaming import Shuffled
+from spantrain.library.streaming import Shuffled, rows_here
 from spantrain.models.build import build_units, whole_model
 from spantrain.models.data.choice import model_on_data, user_functions, with_loss, with_own_functions
 from spantrain.models.data.dataset import open_dataset
@@ -59,6 +59,27 @@ def test_data_in_this_process_need_a_length_and_one_shape(user_file):
         ragged.inputs([0, 1])
     with pytest.raises(ConfigError, match="without samples"):
         samples_of([], spec)
+
+
+def test_lengths_unlike_the_example_batchs_are_refused_where_parts_are_trained(user_file, tmp_path):
+    """A part may have the length as a number; the whole model reads any."""
+    spec, longer = spec_of(user_file), [(torch.zeros(9), 0)] * 4
+    assert samples_of(longer, spec).inputs([0])[0].shape == (1, 9)
+    says = r"input 0 has \[9\] numbers a sample, but the example batch .* \[8\]: pad or truncate"
+    with pytest.raises(ConfigError, match=f"data: {says}"):
+        samples_of(longer, spec, trains=True).inputs([0])
+    with pytest.raises(ConfigError, match=f"step 3: {says}"):
+        batch_of((torch.zeros(2, 9), torch.zeros(2)), spec, source="step 3", trains=True)
+    (tmp_path / "text").write_text("words " * 100)
+    with pytest.raises(ConfigError, match=says.replace("9", "12")):
+        open_dataset(replace(spec, dataset=f"text:{tmp_path / 'text'}", sequence_length=12))
+
+
+def test_a_loader_of_batches_is_no_data_set(user_file):
+    loader = torch.utils.data.DataLoader([(torch.zeros(8), 0)] * 4, batch_size=2)
+    with pytest.raises(ConfigError, match=r"a DataLoader gives batches, .* the data set in it \(loader.dataset\)"):
+        rows_here(loader)
+    assert rows_here(loader.dataset) is loader.dataset
 
 
 class Turned:

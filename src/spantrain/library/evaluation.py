@@ -106,11 +106,11 @@ class CollatedSamples:
             raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples")
         self._samples, self._spec = samples, spec
         self._names = wanted_names(spec)
-        self._example = unit_source(spec).batch() if trains else None
+        self._trains, example = trains, unit_source(spec).batch() if trains else None
         self._source = "data_collator" if "data_collator" in parts else "processing_class"
         processor = parts.get("processing_class")
-        example = dict(zip(self._example.names, self._example.inputs, strict=False)) if self._example else {}
-        main = None if processor is None else example.get(processor.model_input_names[0])
+        lengths = dict(zip(example.names, example.inputs, strict=False)) if example else {}
+        main = None if processor is None else lengths.get(processor.model_input_names[0])
         self._collator = parts.get("data_collator") or _padding(processor, None if main is None else main.shape[1])
         self._last: tuple[tuple[int, ...], ModelBatch] | None = None
 
@@ -138,16 +138,7 @@ class CollatedSamples:
         if self._last is None or self._last[0] != key:
             samples = [self._known(sample_at(self._samples, index, "data")) for index in key]
             made = _collated(self._collator, samples, self._source)
-            batch = batch_of(made, self._spec, source=self._source)
-            examples = self._example.inputs if self._example else ()
-            for name, got, wanted in zip(batch.names, batch.inputs, examples, strict=False):
-                if got.shape[1:] != wanted.shape[1:]:
-                    raise ConfigError(
-                        f"{self._source}: {name or 'an input'} has {list(got.shape[1:])} numbers a sample, but the "
-                        f"example batch of the model, which it was cut and planned with, {list(wanted.shape[1:])}: pad "
-                        'or truncate to that length (padding="max_length", truncation=True, max_length=...)'
-                    )
-            self._last = key, batch
+            self._last = key, batch_of(made, self._spec, source=self._source, trains=self._trains)
         return self._last[1]
 
     def _known(self, sample: Any) -> Any:
@@ -167,7 +158,7 @@ def rows_of(
     """
     if "data_collator" in parts or _is_padded(samples, parts.get("processing_class")):
         return CollatedSamples(samples, spec, parts, trains=trains)
-    return samples_of(samples, spec)
+    return samples_of(samples, spec, trains=trains)
 
 
 def _is_padded(samples: Any, processor: Any) -> bool:

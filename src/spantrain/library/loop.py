@@ -65,7 +65,7 @@ class StepSession:
             ValueError: it has another number of samples.
             WorkerError, PeerLostError: a device failed or was lost.
         """
-        found = batch_of(batch, self._model, source=f"step {self._loop.steps_done}")
+        found = batch_of(batch, self._model, source=f"step {self._loop.steps_done}", trains=True)
         if found.labels is None:
             raise ConfigError(
                 f"step {self._loop.steps_done}: the batch has no labels; add them, under the key `labels`"

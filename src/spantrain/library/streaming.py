@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from spantrain.app.training.resume import Resume
 from spantrain.config.files.text_files import write_atomically
@@ -158,6 +158,20 @@ class Streamed:
 
 Dealer = Shuffled | Streamed
 """What gives each step its batch, in order."""
+
+
+def rows_here(data: Any) -> Any:
+    """Return data if it is a data set or a stream in this process; else None.
+
+    Raises:
+        ConfigError: it gives batches.
+    """
+    if isinstance(data, DataLoader) and data.batch_size is not None:
+        raise ConfigError(
+            "data: a DataLoader gives batches, and samples are dealt to steps here: give the data set in it "
+            "(loader.dataset), train_batch_size, and its collate_fn as data_collator"
+        )
+    return data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
 
 
 def is_stream(data: object) -> bool:

@@ -24,7 +24,7 @@ from spantrain.library import evaluation
 from spantrain.library.arguments import TrainingArguments
 from spantrain.library.callbacks import TrainerState, UserReporter, checked_callbacks
 from spantrain.library.setting import ModelFactory, Setting, function_source, model_of, saved_model
-from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream
+from spantrain.library.streaming import Dealer, Shuffled, Streamed, is_stream, rows_here
 from spantrain.models.adapters import LoraForm, with_lora
 from spantrain.models.build import unit_names
 from spantrain.models.data.chat import ChatSamples
@@ -106,7 +106,7 @@ class Trainer:
             ConfigError: a function cannot be imported by workers, or what is given does not fit together.
         """
         self._parts, self._stop, self.state = evaluation.checked_parts(parts), StopRequest(), TrainerState()
-        self._rows = data if is_stream(data) or (hasattr(data, "__getitem__") and not isinstance(data, str)) else None
+        self._rows = rows_here(data)
         named, given = saved_model(model, args or TrainingArguments())
         spec = model_of(
             named, loss_fn, data=_name_of(data) if self._rows is None else None, tokenizer=tokenizer,

@@ -66,6 +66,10 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
             classes=class_count(spec),
             held_out=held_out,
         )
+    if spec.family == "factory" and spec.sequence_length is not None:
+        from spantrain.models.data.user import check_shapes
+
+        check_shapes([torch.empty(1, spec.sequence_length)], spec, f"data {spec.dataset}")
     if kind == CHAT:
         return open_conversations(spec, held_out=held_out, shifted=_shifted(spec))
     if kind in TEXT_KINDS or not rest:

@@ -31,8 +31,8 @@ _DIGEST_SAMPLES = 64
 class UserSamples:
     """Some samples of a user's data set."""
 
-    def __init__(self, samples: Any, indices: Sequence[int], spec: ModelSpec, *, source: str) -> None:
-        """Read these samples, as the model takes them; `source` begins messages.
+    def __init__(self, samples: Any, indices: Sequence[int], spec: ModelSpec, *, source: str, trains: bool) -> None:
+        """Read these samples, as the model takes them; `source` begins messages. To train, by the model's parts.
 
         Raises:
             ConfigError: the first one cannot be read, or it has labels of another sort than the model is told.
@@ -41,6 +41,7 @@ class UserSamples:
         self._indices = indices
         self._names = wanted_names(spec)
         self._source = source
+        self._cut = spec if trains else None
         self._last: tuple[tuple[int, ...], list[ModelBatch]] = (), []
         self.unlabelled = bool(spec.rows) and all(one.name != LABELS_NAME for one in spec.rows)
         """Whether the model is told what is right under other names, as those that find answers in texts are."""
@@ -73,10 +74,13 @@ class UserSamples:
         """Return the inputs of samples, stacked."""
         samples = [sample.inputs for sample in self._read(indices)]
         names = dict(enumerate(self._names or ()))
-        return tuple(
+        stacked = tuple(
             self._stacked(tensors, names.get(number, f"input {number}"))
             for number, tensors in enumerate(zip(*samples, strict=True))
         )
+        if self._cut is not None:
+            check_shapes(stacked, self._cut, self._source)
+        return stacked
 
     def labels(self, indices: Sequence[int]) -> Tensor:
         """Return the labels of samples, stacked; zeros of a model that is told under other names."""
@@ -161,18 +165,35 @@ def _part(samples: Any, spec: ModelSpec, *, divided: bool, held_out: bool, remed
         indices = apart(indices)[held_out]
     if not indices:
         raise ConfigError(f"{source}: no {'held-out ' if held_out else ''}samples among {len(samples)}; {remedy}")
-    return UserSamples(samples, indices, spec, source=source)
+    return UserSamples(samples, indices, spec, source=source, trains=True)
 
 
-def samples_of(samples: Any, spec: ModelSpec) -> UserSamples:
-    """Return all samples of a data set in this process.
+def samples_of(samples: Any, spec: ModelSpec, *, trains: bool = False) -> UserSamples:
+    """Return all samples of a data set in this process; to train, or for the whole model.
 
     Raises:
         ConfigError: it has no length, or no samples.
     """
     if not hasattr(samples, "__len__") or len(samples) == 0:
         raise ConfigError(f"data: a {type(samples).__name__} without `__len__`, or without samples; give a data set")
-    return UserSamples(samples, range(len(samples)), spec, source="data")
+    return UserSamples(samples, range(len(samples)), spec, source="data", trains=trains)
+
+
+def check_shapes(inputs: Sequence[Tensor], spec: ModelSpec, source: str) -> None:
+    """Refuse inputs of other lengths than those of the example batch, which a model's parts may have as numbers.
+
+    Raises:
+        ConfigError: they are.
+    """
+    example = cut_model(spec).whole.batch if spec.is_brought else None
+    for number, (got, wanted) in enumerate(zip(inputs, example.inputs, strict=False) if example else ()):
+        if got.shape[1:] != wanted.shape[1:]:
+            name = example and example.names[number]
+            raise ConfigError(
+                f"{source}: {name or f'input {number}'} has {list(got.shape[1:])} numbers a sample, but the example "
+                f"batch of the model, which it was cut and planned with, {list(wanted.shape[1:])}: pad or truncate to "
+                'that length (padding="max_length", truncation=True, max_length=...), or give another example batch'
+            )
 
 
 def _check_followed(batch: ModelBatch, spec: ModelSpec, source: str) -> None:
@@ -201,8 +222,8 @@ def _check_followed(batch: ModelBatch, spec: ModelSpec, source: str) -> None:
         )
 
 
-def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
-    """Return a batch as the model reads it.
+def batch_of(batch: Any, spec: ModelSpec, *, source: str, trains: bool = False) -> ModelBatch:
+    """Return a batch as the model reads it; to train, by the model's parts.
 
     Raises:
         ConfigError: it is none, its inputs are not of the sort that the model takes, or numbers are out of range.
@@ -225,6 +246,8 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str) -> ModelBatch:
                 f"{source}: the inputs are {'; '.join(got)}, but the model's example batch has {'; '.join(wanted)} "
                 "(of a tuple, the last tensor is the labels)"
             )
+    if trains:
+        check_shapes(found.inputs, spec, source)
     _check_numbers(found, spec, source)
     _check_followed(found, spec, source)
     return found
