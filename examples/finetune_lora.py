@@ -9,6 +9,7 @@ each step's loss, to 1e-4. With a folder alone, `spantrain train --model hf:FOLD
 (docs/fine-tuning.md). Devices are emulated; computation, gradients and messages are real.
 """
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -108,9 +109,12 @@ def over_two_places(steps: int, out: Path) -> tuple[list[float], tuple[str, ...]
 def main(steps: int = 12) -> float:
     """Train both ways; show the losses side by side, and return how far apart they are at most."""
     make_base()
-    with tempfile.TemporaryDirectory() as folder:
-        losses, devices = over_two_places(steps, Path(folder))
-        plain = on_one_device(steps, Path(folder) / "plain")
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            losses, devices = over_two_places(steps, Path(folder))
+            plain = on_one_device(steps, Path(folder) / "plain")
+    finally:
+        shutil.rmtree(BASE)
     print(f"on {', '.join(devices)}, beside transformers.Trainer with peft on one device")
     print("step   two places   one device   difference")
     for step, (own, other) in enumerate(zip(losses, plain, strict=True), 1):

@@ -122,6 +122,11 @@ def test_a_bad_drawing_is_refused(text):
         events_of(text, CLUSTER, 1.0)
 
 
+def test_two_times_of_one_are_refused():
+    with pytest.raises(ConfigError, match="--availability mtbf:1,mtbf:2: says two things of one"):
+        events_of("mtbf:1,mtbf:2", CLUSTER, 1.0)
+
+
 def test_a_light_change_is_known_beforehand_unless_losses_come_close_together():
     late, close = went((500.0, "c", False)), went((0.5, "c", False))
     assert late.pause_s["plan"] == PREPARED_S < close.pause_s["plan"]

@@ -1,5 +1,7 @@
 """Planning anew beside a run: the profile with slow links, the same devices, a process that ends in any case."""
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -7,6 +9,7 @@ import pytest
 
 from spantrain.adaptation.network_state import LinkState
 from spantrain.app.adaptation.replan import BackgroundPlanner, plan_again, slowed_profile
+from spantrain.config.artefacts import write_plan, write_profile
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
 from spantrain.errors import InfeasiblePlanError
@@ -80,3 +83,14 @@ def test_nothing_is_left_of_a_question_whose_time_is_over_or_that_nobody_waits_f
     assert hasty._process is not None
     assert hasty._process.wait(PATIENCE_S) == 1
     assert hasty.answer() is None
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_removed(tmp_path):
+    """Who asked was killed."""
+    write_profile(PROFILE, tmp_path / "profile.json")
+    write_plan(replace(PLAN, profile=None), tmp_path / "plan.json")
+    with subprocess.Popen([sys.executable, "-c", ""]) as asker:
+        gone = str(asker.pid)
+    command = ["-m", "spantrain.app.adaptation.replan", str(tmp_path), "adamw", "", "60.0", gone]
+    subprocess.run([sys.executable, *command], check=True, timeout=PATIENCE_S)
+    assert not tmp_path.exists()

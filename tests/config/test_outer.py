@@ -101,6 +101,7 @@ def test_data_and_places_can_be_said() -> None:
     config = parse(SMALL + WHOLE)
     told = config.for_master
     assert (told.samples, told.chunks, told.passes) == (1000, 15, 3)
+    assert parse(SMALL + WHOLE.replace("passes: 3", "passes: none")).for_master.passes is None
     places = config.places
     assert places is not None
     assert (config.model_bytes, places.throughput) == (500_000_000, {"a": 1000.0, "b": 500.0})

@@ -17,6 +17,7 @@ def test_each_loss_is_that_of_transformers_trainer_with_peft(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "finetune_lora", module)
     found.loader.exec_module(module)
     assert module.main(steps=4) < 1e-4
+    assert not module.BASE.exists()
     shown = capsys.readouterr().out
     assert "on lab, home, beside" in shown
     assert sum(line.strip()[:1].isdigit() for line in shown.splitlines()) == 4

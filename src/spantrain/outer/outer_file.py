@@ -294,7 +294,8 @@ def _read_data(at: Field) -> tuple[int, int, int | None]:
         row["chunk_samples"].problem(f"a chunk of {chunk} samples is more than all {samples}; make chunks smaller")
     if "chunk_samples" in row and samples // chunk > _MAX_CHUNKS:
         row["chunk_samples"].problem(f"{samples // chunk} chunks are more than {_MAX_CHUNKS}; make them larger")
-    return samples, max(1, samples // chunk), row["passes"].count(most=10**6) if "passes" in row else None
+    bounded = "passes" in row and _text(row["passes"]) != "none"
+    return samples, max(1, samples // chunk), row["passes"].count(most=10**6) if bounded else None
 
 
 def _read_places(at: Field) -> tuple[int, OuterPlaces]:

@@ -4,6 +4,7 @@ A search takes seconds of a processor. Inside the coordinator's process it would
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+
+import psutil
 
 from spantrain.adaptation.network_state import LinkState
 from spantrain.config.artefacts import read_plan, read_profile, write_plan, write_profile
@@ -81,7 +84,7 @@ class BackgroundPlanner:
         """Take what stays as it is: the profile of calm links, and the plan whose devices and batch are planned for."""
         self._profile = profile
         self._base = replace(base, profile=None)
-        self._arguments = (optimizer, ",".join(allowed), str(limit_s))
+        self._arguments = (optimizer, ",".join(allowed), str(limit_s), str(os.getpid()))
         self._lock = threading.Lock()
         self._closed = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -129,20 +132,26 @@ class BackgroundPlanner:
             self._folder = None
 
 
-def _main(folder: Path, optimizer: str, allowed: str, limit_s: float) -> int:
+def _main(folder: Path, optimizer: str, allowed: str, limit_s: float, asker: int) -> None:
     """Answer one question; end by itself when the time is over, or whoever asked is gone."""
     os.nice(_NICE)
-    timer = threading.Timer(limit_s, os._exit, (1,))
+
+    def leave(code: int) -> None:
+        if not psutil.pid_exists(asker):  # nobody else would remove it
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(code)
+
+    timer = threading.Timer(limit_s, leave, (1,))
     timer.daemon = True
     timer.start()
     formats = tuple(WireFormat(name) for name in allowed.split(",") if name)
     try:
         found = plan_again(read_profile(folder / _PROFILE), read_plan(folder / _PLAN), optimizer, formats)
+        write_plan(replace(found, profile=None), folder / _FOUND)
     except SpanTrainError:
-        return 1
-    write_plan(replace(found, profile=None), folder / _FOUND)
-    return 0
+        leave(1)
+    leave(0)
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])))
+    _main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), int(sys.argv[5]))

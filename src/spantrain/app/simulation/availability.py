@@ -99,6 +99,8 @@ def mtbf_of(device: Device, hours: Mapping[str, float]) -> float:
 def _drawn(text: str, cluster: Cluster, until_s: float) -> list[AvailabilityEvent]:
     """Return losses and repairs with exponentially distributed times, by device."""
     pairs = dict(part.partition(":")[::2] for part in text.split(","))
+    if len(pairs) <= text.count(","):
+        raise ConfigError(f"--availability {text}: says two things of one; give each kind, site or time once")
     seed = _number("--availability, field seed", pairs.pop("seed", "0"))
     values = {"repair": math.inf} | hours_of("--availability", pairs, cluster, ("mtbf", "repair"))
     draw, events = random.Random(round(seed)), []
