@@ -26,7 +26,8 @@ from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import full_plan, light_plan
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.baselines import equal_layers
-from spantrain.planner.strategies.interleaved import dealings, interleaved, interleavings, may_interleave
+from spantrain.planner.strategies.dealing import dealings
+from spantrain.planner.strategies.interleaved import interleaved, interleavings, may_interleave
 from spantrain.recovery.protection import protected
 from spantrain.schedule.dispatch.policies import known_order
 from spantrain.schedule.layout import CutLayout

@@ -7,23 +7,22 @@ kept: equal numbers of layers; each device gets in all about what it had, by the
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, cycle, product
+from itertools import chain, cycle
 from typing import TypeVar
 
 from spantrain.core.action import SPLIT_OPS
-from spantrain.core.plan import Plan, Stage
-from spantrain.core.span import equal_spans
+from spantrain.core.plan import Plan
 from spantrain.core.units import UnitGraph
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.formats.registry import WireFormat
-from spantrain.planner.request import Evaluation, JobSpec, PlanRequest, Proposal, Restriction, Strategy
+from spantrain.planner.request import JobSpec, PlanRequest, Proposal, Restriction, Strategy
 from spantrain.planner.strategies.baselines import equal_layers
+from spantrain.planner.strategies.dealing import Dealt, dealt
 from spantrain.planner.strategies.score import looks_of, structure_of
 from spantrain.sim.bounds import step_bound_s
 from spantrain.sim.costs import ProfileCosts, StepCosts
@@ -31,10 +30,8 @@ from spantrain.sim.search.interleaved import quick_step_s, with_interleaved_orde
 from spantrain.sim.search.model import Room
 
 A = TypeVar("A")
-_DEVICES, _ACTIONS = 32, 20_000
-"""A pipeline of more devices, or a step of more actions, is not interleaved: its search would take seconds."""
-_TURNED = 4
-"""Devices up to which a pipeline that goes there and back begins at each of them."""
+_DEVICES = 32
+"""A pipeline of more devices is not interleaved: its search would take seconds."""
 _KINDS = 4
 """Sets of devices of a kind in a site, the fastest, that are tried as a pipeline by themselves."""
 _WORTH = 0.995
@@ -47,22 +44,8 @@ _SPARED = 0.75
 _SEARCHED, _ORDERS = 12, 10
 """Cuts and the order of work are searched of the best by a quick rule until so many in a row are no better; what an
 order costs, in simulations."""
-_ORDER_GAINS, _CUTS_GAIN = 1.15, 2.0
+_ORDER_GAINS, _CUTS_GAIN = 1.15, 1.4
 """What that brings at most, mostly; and with cuts that move."""
-
-
-def dealings(devices: int) -> list[list[int]]:
-    """Return ways to deal stages out, each as the devices of all stages, by their numbers in the pipeline.
-
-    With the end on the first device, too, so that no others need sum what beginning and end share; there and back, of
-    few devices from each of them on; and in two, three and four rounds.
-
-    >>> dealings(2)[:4]
-    [[0, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1], [0, 1, 0, 1]]
-    """
-    there = list(range(devices))
-    turned = [there[k:] + there[:k] for k in range(devices if devices <= _TURNED else 1)]
-    return [there + there[:1], *(own + own[::-1] for own in turned), *(there * rounds for rounds in (2, 3, 4))]
 
 
 def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
@@ -90,7 +73,8 @@ def interleaved(request: PlanRequest) -> tuple[Proposal, ...]:
 def with_interleaved(strategy: Strategy) -> Strategy:
     """Return a strategy that proposes interleaved forms of its pipelines, too, where they are better than all others.
 
-    That may be if a pipeline would be the best were no device to wait in it. None are proposed where the request is for
+    That may be if a pipeline would be the best were no device to wait in it, and of devices whose layers have yet to be
+    dealt out by what they take. None are proposed where the request is for
     another order of work than the default, or does not let devices have several stages. What gains next to nothing is
     left out: in mid-step interleaved plans do not follow the network.
     """
@@ -107,16 +91,12 @@ def with_interleaved(strategy: Strategy) -> Strategy:
             and not (evaluation.broken(limits) or limits.broken_by_devices(request.profile.cluster, one.plan.devices))
         ]
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
-
-        def may_gain(evaluation: Evaluation) -> bool:
-            return evaluation.step_s * (1 - evaluation.bubble_ratio) < _WORTH * best_s
-
         done.sort(key=lambda entry: entry[0].step_s, reverse=True)
-        unlike = {looks_of(plan, found.step_s): plan for found, plan in done if may_gain(found)}
+        worth = ((found, plan) for found, plan in done if found.step_s * (1 - found.bubble_ratio) < _WORTH * best_s)
+        unlike = {looks_of(plan, found.step_s): plan for found, plan in worth}
         bases = {(structure_of(plan), *(stage.devices for stage in plan.stages)): plan for plan in unlike.values()}
         best_first = sorted(bases.values(), key=lambda plan: request.evaluate(plan).step_s)
-        others = (plan for plan in _others(request, best_s) if may_gain(request.evaluate(plan)))
-        more = interleavings(chain(best_first, others), request, _WORTH * best_s)
+        more = interleavings(chain(best_first, _others(request, best_s)), request, _WORTH * best_s)
         return (*proposals, *(one for one in more if request.evaluate(one.plan).step_s < _WORTH * best_s))
 
     return propose
@@ -145,29 +125,33 @@ def interleavings(bases: Iterable[Plan], request: PlanRequest, below_s: float = 
 
     None in which a device works for `below_s` or longer.
     """
-    quick, rows = _Quick(request, _CUTS_GAIN * below_s), dict[object, tuple[float, Plan]]()
+    graph, quick, rows = (
+        request.profile.graph,
+        _Quick(request, _CUTS_GAIN * below_s),
+        dict[object, tuple[float, Dealt]](),
+    )
     for number, base in enumerate(base for base in bases if may_interleave(base)):
         if number >= _PIPELINES and quick.actions_left <= 0:
             break
-        for plan in _dealt(base, quick.replicas(base.dtype), below_s):
-            if _cuts(plan) not in rows:
-                rows[_cuts(plan)] = quick.step_s(plan), plan
+        for one in dealt(base, quick.replicas(base.dtype), graph, below_s):
+            if one.key not in rows:
+                rows[one.key] = quick.step_s(one.plan), one
     best_s, in_vain = below_s, 0
     quick.actions_left, ordered = _QUICK, set[object]()
-    for step_s, plan in sorted(rows.values(), key=lambda row: row[0]):
+    for step_s, one in sorted(rows.values(), key=lambda row: row[0]):
         enough = quick.actions_left <= (0 if in_vain > 1 else -_QUICK)
         if in_vain >= _SEARCHED or (in_vain and enough) or step_s > _CUTS_GAIN * below_s:
             break
-        recut, in_vain = quick.recut(plan, step_s), in_vain + 1
-        for other_s, other in (recut,) if recut[1] is plan else (recut, (step_s, plan)):
-            if _cuts(other) in ordered or other_s > _ORDER_GAINS * best_s:
-                break
-            ordered.add(_cuts(other))
-            found = quick.ordered(other, best_s)
+        recut, in_vain = quick.recut(one, step_s), in_vain + 1
+        for other_s, other in (recut,) if recut[1] is one else (recut, (step_s, one)):
+            if other.key in ordered or other_s > _ORDER_GAINS * best_s:
+                continue
+            ordered.add(other.key)
+            found = quick.ordered(other.plan, best_s)
             found_s = math.inf if found is None or found.hints is None else found.hints.predicted_s
             if found is not None and found_s < best_s:
                 best_s, in_vain = found_s, 0
-                yield Proposal(plan=found, own_estimate_s=None, reasons=tuple(_reasons(found, request.profile.graph)))
+                yield Proposal(plan=found, own_estimate_s=None, reasons=tuple(_reasons(found, graph)))
             if found_s < step_s:
                 break  # the cuts that it had before can hardly be better
 
@@ -202,33 +186,18 @@ class _Quick:
             return None if rooms is None else run(plan, ProfileCosts(self._profile, plan, replicas=replicas), rooms)
         return None
 
-    def recut(self, plan: Plan, step_s: float) -> tuple[float, Plan]:
-        """Return a plan with its seconds, its cuts moved as long as that helps, and half of the actions are left."""
-        enough, in_vain, most = max(0, self.actions_left // 2), 0, 2 * (len(plan.stages) - 1)
-        for cut, way in cycle(product(range(1, len(plan.stages)), (-1, 1))):
-            while (other := _recut(plan, cut, way)) is not None and self.actions_left > enough:
-                found_s = self.step_s(other, step_s)
-                if found_s >= step_s:
+    def recut(self, one: Dealt, step_s: float) -> tuple[float, Dealt]:
+        """Return a pipeline with its seconds, its cuts moved while that helps, and half of the actions are left."""
+        enough, in_vain = max(0, self.actions_left // 2), 0
+        for cuts, way in cycle(one.ways):
+            while (other := one.moved(cuts, way)) is not None and self.actions_left > enough:
+                if other.busy_s >= step_s or (found_s := self.step_s(other.plan, step_s)) >= step_s:
                     break
-                step_s, plan, in_vain = found_s, other, 0
+                step_s, one, in_vain = found_s, other, 0
             in_vain += 1
-            if in_vain > most or self.actions_left <= enough:
+            if in_vain > len(one.ways) or self.actions_left <= enough:
                 break
-        return step_s, plan
-
-
-def _cuts(plan: Plan) -> object:
-    return plan.stages[0].micro_batches, tuple((stage.first_unit, stage.devices) for stage in plan.stages)
-
-
-def _recut(plan: Plan, cut: int, way: int) -> Plan | None:
-    """Return a plan with one cut moved by so many units; None if nothing is left on a side of it."""
-    before, behind = plan.stages[cut - 1 : cut + 1]
-    unit = behind.first_unit + way
-    if not before.first_unit < unit < behind.end_unit:
-        return None
-    moved = (replace(before, end_unit=unit), replace(behind, first_unit=unit))
-    return replace(plan, stages=(*plan.stages[: cut - 1], *moved, *plan.stages[cut + 1 :]))
+        return step_s, one
 
 
 def _reasons(plan: Plan, graph: UnitGraph) -> Iterator[str]:
@@ -251,77 +220,6 @@ def may_interleave(plan: Plan) -> bool:
     )
     alike = len({stage.micro_batches for stage in plan.stages}) == 1
     return plain and alike and not plan.interleaved and 1 < len(plan.stages) <= _DEVICES
-
-
-def _dealt(base: Plan, costs: ReplicaCost, below_s: float) -> Iterator[Plan]:
-    """Yield plans of the devices of a pipeline, with its micro-batches and ones of half and of double the size."""
-    devices, size = len(base.stages), max(span.size for span in base.stages[0].micro_batches)
-    for places in dealings(devices):
-        for other in dict.fromkeys((size, max(1, size // 2), min(2 * size, base.global_batch))):
-            spans = equal_spans(base.global_batch, other)
-            replicas = sum(len(base.stages[place].replicas) for place in places)
-            if len(places) > base.stages[-1].end_unit or 3 * replicas * len(spans) > _ACTIONS:
-                continue
-            try:
-                begins, busiest_s = _begins(base, places, other, costs)
-            except ProfileError:
-                continue  # a size that was not measured
-            if busiest_s * len(spans) >= below_s:
-                continue
-            stages = []
-            for number, place in enumerate(places):
-                own = base.stages[place]
-                stage = replace(own, first_unit=begins[number], end_unit=begins[number + 1], micro_batches=spans)
-                stages.append(stage.with_limits([base.global_batch] * len(own.replicas)))
-            yield replace(base, stages=tuple(stages), schedule="critical-path", hints=None)
-
-
-def _begins(base: Plan, places: Sequence[int], size: int, costs: ReplicaCost) -> tuple[list[int], float]:
-    """Return where stages begin, and the end, and the seconds of the busiest device for a micro-batch.
-
-    Each device has about the seconds that it has in the pipeline.
-    """
-    units = base.stages[-1].end_unit
-    seconds = [[_unit_s(stage, unit, size, costs) for unit in range(units)] for stage in base.stages]
-    left_s = [sum(own[unit] for unit in stage.units) for own, stage in zip(seconds, base.stages, strict=True)]
-    rounds, begins = [places.count(place) for place in range(len(base.stages))], [0]
-    for number, place in enumerate(places):
-        end, most = begins[-1] + 1, units - (len(places) - number - 1)
-        taken_s, wanted_s = seconds[place][begins[-1]], left_s[place] / rounds[place]
-        while end < most and taken_s + seconds[place][end] / 2 <= wanted_s:
-            taken_s += seconds[place][end]
-            end += 1
-        left_s[place], rounds[place] = max(0.0, left_s[place] - taken_s), rounds[place] - 1
-        begins.append(end)
-    begins[-1] = units
-    return _evened(begins, places, seconds)
-
-
-def _evened(begins: list[int], places: Sequence[int], seconds: Sequence[Sequence[float]]) -> tuple[list[int], float]:
-    """Move single cuts as long as that makes the busiest device less busy."""
-
-    def busiest(cuts: Sequence[int]) -> tuple[float, ...]:
-        total = [0.0] * len(seconds)
-        for number, place in enumerate(places):
-            total[place] += sum(seconds[place][cuts[number] : cuts[number + 1]])
-        return tuple(sorted(total, reverse=True))
-
-    best, moved = busiest(begins), True
-    while moved:
-        moved = False
-        for cut in range(1, len(places)):
-            for way in (-1, 1):
-                other = [*begins[:cut], begins[cut] + way, *begins[cut + 1 :]]
-                if other[cut - 1] < other[cut] < other[cut + 1] and (found := busiest(other)) < best:
-                    best, begins, moved = found, other, True
-    return begins, best[0]
-
-
-def _unit_s(stage: Stage, unit: int, size: int, costs: ReplicaCost) -> float:
-    """Return the seconds of a unit's share of a micro-batch on the slowest of a stage's replicas."""
-    total = sum(one.sample_share for one in stage.replicas)
-    sizes = [(one, max(1, round(size * one.sample_share / total))) for one in stage.replicas]
-    return max(sum(costs.groups.units_seconds([unit], one, op, own) for op in SPLIT_OPS) for one, own in sizes)
 
 
 def rooms_of(plan: Plan, memory: MemoryCost) -> dict[str, Room] | None:
