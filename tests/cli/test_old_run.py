@@ -7,9 +7,14 @@ import pytest
 from spantrain.app.demo import run_demo
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions
-from spantrain.app.training.run_folder import RUN_FILE, RunRecord, alone_in
+from spantrain.app.training.run_folder import RUN_FILE, RunRecord, alone_in, check_not_under_way
+from spantrain.app.training.stop import StopRequest
+from spantrain.app.training.train_from_scratch import ScratchRequest, train_from_scratch
 from spantrain.config.artefacts import write_artefact
+from spantrain.config.cluster_file import load_preset
+from spantrain.core.job import TrainJob
 from spantrain.errors import ConfigError
+from spantrain.models.catalog.catalog import resolve_model
 
 QUICK = ("train", "--model", "gpt2-tiny", "--preset", "laptop")
 
@@ -70,6 +75,31 @@ def test_a_comparison_and_a_demonstration_do_not_mix_with_it(spantrain, old):
         assert (ended.code, "holds a run already" in ended.err) == (2, True)
 
 
+class _SaysWhoIsAlone(SilentReporter):
+    """Stops a run when its workers are to be started, and knows what one that is begun there meanwhile is told."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def phase(self, text: str) -> None:
+        with pytest.raises(ConfigError, match="a run is under way there"):
+            check_not_under_way(self._folder)
+        raise InterruptedError(text)
+
+
+def test_one_whose_workers_are_awaited_is_under_way(tmp_path):
+    told = _SaysWhoIsAlone(tmp_path)
+    request = ScratchRequest(
+        cluster=load_preset("laptop"), model=resolve_model("gpt2-tiny"), job=TrainJob(steps=1),
+        out=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(InterruptedError, match="Starting"):
+        train_from_scratch(request, SessionOptions(network=False), StopRequest(), told)
+    with pytest.raises(InterruptedError, match="Starting"):
+        run_demo(60, SessionOptions(network=False), tmp_path, told)
+    check_not_under_way(tmp_path)
+
+
 class _Stopped(SilentReporter):
     """Stops the demonstration when its workers are to be started."""
 
@@ -96,7 +126,7 @@ def test_a_demonstration_replaces_one_that_was_here(old):
         (folder / "single-site" / "trace.json").write_text("{}")
     with pytest.raises(InterruptedError):
         run_demo(60, SessionOptions(network=False), folder, _Stopped())
-    assert sorted(path.name for path in folder.rglob("*.*") if path.is_file()) == ["demo.txt"]
+    assert sorted(path.name for path in folder.rglob("[!.]*.*") if path.is_file()) == ["demo.txt"]
 
 
 def test_what_a_run_was_made_with_is_not_replaced_by_profile_and_plan(spantrain, tmp_path):

@@ -11,7 +11,7 @@ from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import PlanChange, TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest
-from spantrain.app.training.run_folder import refuse_run, remove_old_run
+from spantrain.app.training.run_folder import alone_in, refuse_run, remove_old_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.config.artefacts import reference_to_profile, write_plan, write_profile
@@ -79,7 +79,7 @@ def run_demo(steps: int, where: SessionOptions, out: Path, listener: Reporter, *
     def lap(part: str) -> None:
         seconds[part] = time.monotonic() - begun_s - sum(seconds.values())
 
-    with open_session(cluster, names, where, out / "logs", listener) as session:
+    with alone_in(out), open_session(cluster, names, where, out / "logs", listener) as session:
         lap("start")
         profile = measure_profile(session, resolve_model(_MODEL), ProfileOptions(use_cache=False), listener)
         write_profile(profile, out / "profile.json")

@@ -11,6 +11,7 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.metrics import EvaluationMetrics
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import TrainRequest
+from spantrain.app.training.run_folder import alone_in
 from spantrain.app.training.step_loop import StepLoop
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
@@ -332,9 +333,8 @@ def opened(
         first_weights(setting.model, from_scratch=setting.arguments.from_scratch)
     cluster = ready.plan.cluster if ready else setting.cluster
     names = ready.plan.devices if ready else tuple(device.name for device in cluster.devices)
-    setting.out.mkdir(parents=True, exist_ok=True)
     options = replace(workers, functions=user_functions(setting.model))
-    with open_session(cluster, names, options, setting.out / "logs", progress) as session:
+    with alone_in(setting.out), open_session(cluster, names, options, setting.out / "logs", progress) as session:
         yield session, ready or setting.planned(session, steps, progress)
 
 

@@ -13,7 +13,7 @@ from spantrain.app.profiling.rehearsal import rehearse
 from spantrain.app.profiling.slowing import real_seconds_per_sample
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
-from spantrain.app.training.run_folder import refuse_run
+from spantrain.app.training.run_folder import alone_in, refuse_run
 from spantrain.app.training.train_from_scratch import ScratchRequest, kept_profile
 from spantrain.config.artefacts import write_profile
 from spantrain.config.traces.network_traces import NetworkTrace
@@ -148,9 +148,9 @@ def compare(request: CompareRequest, options: SessionOptions, listener: CompareL
     listener.show_scale(fitted.scale)
     if not fitted.cluster.emulated and (shared := shared_text(len(fitted.cluster.devices))):
         listener.note(f"Note: {shared}")
-    request.out.mkdir(parents=True, exist_ok=True)
     names = tuple(device.name for device in fitted.cluster.devices)
-    with open_session(fitted.cluster, names, options, request.out / "logs", listener) as session:
+    where = request.out
+    with alone_in(where), open_session(fitted.cluster, names, options, where / "logs", listener) as session:
         return _Comparison(request, session, fitted, listener).run()
 
 

@@ -30,7 +30,7 @@ from spantrain.app.training.recovery import carry_on
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, alone_in, measured, write_run
+from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch
@@ -59,8 +59,8 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
     """Run the plan's devices until the steps are done or a stop is asked for.
 
     Raises:
-        ConfigError: the plan is of a run whose batches came from a user's own loop; the run cannot be a cluster of an
-            outer optimizer; or another one is under way in its folder.
+        ConfigError: the plan is of a run whose batches came from a user's own loop; or the run cannot be a cluster of
+            an outer optimizer.
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
     if request.batches is None and request.plan.model.dataset == EXTERNAL:
@@ -79,8 +79,7 @@ def train(session: Session, request: TrainRequest, stop: StopRequest, reporter: 
         generation=session.generations.following(request.plan.generation, goes_on=request.resume is not None),
     )
     request = replace(request, plan=plan)
-    with alone_in(request.out):
-        return _RunOnSession(session, request.with_first_weights(), stop, reporter).run()
+    return _RunOnSession(session, request.with_first_weights(), stop, reporter).run()
 
 
 class _RunOnSession:

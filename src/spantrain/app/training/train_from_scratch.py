@@ -2,8 +2,8 @@
 
 import datetime
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.recovery.journal import credentials_in
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run
-from spantrain.app.training.run_folder import remove_old_run
+from spantrain.app.training.run_folder import alone_in, remove_old_run
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.app.weight_folder import first_weights
@@ -100,7 +100,6 @@ def train_from_scratch(
     if request.overwrite:
         remove_old_run(request.out)
     listener.note(f"The run's folder: {request.out}")
-    request.out.mkdir(parents=True, exist_ok=True)
     with _workers(request.cluster, names, request.model, request.out, options, listener) as session:
         run = prepare(session, request, listener)
         return train(session, run, stop, listener), run
@@ -119,13 +118,19 @@ def train_request(
         return train(session, request, stop, listener), request
 
 
+@contextmanager
 def _workers(
     cluster: Cluster, names: Sequence[str], model: ModelSpec, out: Path, options: SessionOptions, listener: Reporter
-) -> AbstractContextManager[Session]:
-    """Bring up workers that may call and read what a model names."""
+) -> Iterator[Session]:
+    """Bring up workers that may call and read what a model names.
+
+    Raises:
+        ConfigError: another run is under way in the folder.
+    """
     functions, data = user_functions(model), data_paths(model)
     options = replace(options, functions=functions, data=data, credentials=credentials_in(out))
-    return open_session(cluster, names, options, out / "logs", listener)
+    with alone_in(out), open_session(cluster, names, options, out / "logs", listener) as session:
+        yield session
 
 
 def describe(request: ScratchRequest, listener: Reporter) -> TrainRequest:
