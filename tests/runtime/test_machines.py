@@ -183,10 +183,16 @@ def test_the_first_signal_ends_a_wait_on_both_sides(start, stages, law_profile, 
     nothing_is_left(worker)
 
 
+def _signal_all(workers: LocalWorkers, plan: Plan, number: signal.Signals) -> None:
+    for name in plan.devices:
+        workers.signal(name, number)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
 def test_workers_go_on_with_what_they_hold_under_a_coordinator_that_is_started_again(
-    start, workers, stages, law_profile, tmp_path
+    start, workers, stages, law_profile, tmp_path, is_killed
 ):
-    """The first one is killed, so that it tells nobody; nothing was saved."""
+    """The first one is killed, or ends when it hears nobody, so that it tells nobody; nothing was saved."""
     listen, out, steps = f"{NEAR}:{two_free_ports()}", tmp_path / "run", FOREVER
     job = TrainJob(steps=steps, seed=5, learning_rate=0.001, adapter="off")
     words = ("train", written(stages, law_profile, tmp_path), "--listen", listen, "--out", out, "--lost-after", "2 s")
@@ -198,8 +204,18 @@ def test_workers_go_on_with_what_they_hold_under_a_coordinator_that_is_started_a
         settings = WorkerSettings(join=listen, token=token, name=name, backend="cpu", keep_s=PATIENCE_S)
         workers.start([WorkerPlacement(settings=settings)])
     coordinator.wait_to_hear("loss")
-    coordinator.process.kill()
-    coordinator.process.wait()
+    if is_killed:
+        coordinator.process.kill()
+        coordinator.process.wait()
+    else:
+        _signal_all(workers, stages, signal.SIGSTOP)
+        coordinator.wait_to_hear("all are awaited for 60 s")
+        coordinator.process.send_signal(signal.SIGTERM)
+        code, said = coordinator.end()
+        assert code == 1
+        assert "workers that live keep what they hold" in said
+        assert f"spantrain train --resume {out} --steps {steps} --lost-after '2 s' --listen {listen}" in said
+        _signal_all(workers, stages, signal.SIGCONT)
     assert not (out / "checkpoint").exists()
     request, told = adopted_run(out, steps, functions=()), Steps()
     assert request is not None

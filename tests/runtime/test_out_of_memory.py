@@ -120,7 +120,8 @@ def test_who_ran_out_of_memory_in_its_update_stays_and_holds_nothing(make_plan, 
             return ()
 
     error = DeviceMemoryError("s0r0 ran out of memory", device="s0r0", why="CUDA out of memory")
-    found = setback_of(error, Leg(plan=plan, first_step=0), barrier, SimpleNamespace(coordinator=Left(), workers=None))
+    session = SimpleNamespace(coordinator=Left(), workers=None)
+    found = setback_of(error, Leg(plan=plan, first_step=0), barrier, session, StopRequest(), lambda _: None)
     assert found.holders == ("s1r0",)
     assert found.short == {"s0r0": "CUDA out of memory"}
 

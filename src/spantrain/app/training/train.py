@@ -178,7 +178,7 @@ class _RunOnSession:
     def _leg_after(self, error: DeviceLostError | DeviceMemoryError, barrier: StepBarrier) -> carry_on.Leg:
         """Return how the run goes on without a device that was lost, or with less on one that ran out of memory."""
         leg = replace(self._leg, plan=barrier.plan)
-        setback = carry_on.setback_of(error, leg, barrier, self._session)
+        setback = carry_on.setback_of(error, leg, barrier, self._session, self._stop, self._watch.note)
         self._watch.stopped_in(self._session.coordinator.failures())
         if setback.short:
             self._request = carry_on.with_less_memory(self._request, leg.plan, setback.short)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest
     from spantrain.app.training.stop import StopRequest
     from spantrain.app.training.train_from_scratch import ScratchRequest
+    from spantrain.core.units import ModelSpec
 
 _FILES = (
     "plan.json", "profile.json", "run.json", "trace.json", "decisions.jsonl", "switches.jsonl", "metrics.jsonl",
@@ -92,7 +93,7 @@ class _Command:
         if self._asked.json_:
             shared.print_json(to_json(outcome))
         if outcome.interrupted:
-            command = self._command_to_resume(Path(outcome.checkpoint))
+            command = self._command_to_resume(*_run_and_model(Path(outcome.checkpoint)))
             raise Interrupted(f"{outcome.steps} steps done; checkpoint: {outcome.checkpoint}; go on with: {command}")
 
     def _run_options(self) -> "RunOptions":
@@ -246,24 +247,38 @@ class _Command:
             yield
 
     def _where_to_go_on(self, out: Path) -> str:
+        from spantrain.app.training.recovery.journal import held_run
         from spantrain.runtime.checkpoint.manifest import latest_checkpoint
 
+        with contextlib.suppress(ConfigError):
+            if held := held_run(out):
+                command = self._command_to_resume(out, held.model)
+                return (
+                    f"workers that live keep what they hold after step {held.step} for ten minutes (--keep); go on "
+                    f"with that, or from the newest checkpoint: {command}"
+                )
         for folder in (out, self._asked.resume):
             with contextlib.suppress(ConfigError):
                 if folder is not None:
                     found = latest_checkpoint(folder)
-                    command = self._command_to_resume(found, *(("--out", str(out)) if folder != out else ()))
+                    command = self._command_to_resume(
+                        *_run_and_model(found), *(("--out", str(out)) if folder != out else ())
+                    )
                     return f"the newest complete checkpoint is {found}; go on with: {command}"
         return "there is no checkpoint to go on from; --checkpoint-every N writes them"
 
-    def _command_to_resume(self, checkpoint: Path, *more: str) -> str:
-        """Return the command that goes on in the same way from the newest checkpoint of a run's folder."""
-        from spantrain.runtime.checkpoint.manifest import read_manifest
-
-        folder = checkpoint.parent.parent
+    def _command_to_resume(self, folder: Path, model: "ModelSpec", *more: str) -> str:
+        """Return the command that goes on in the same way with a run in a folder."""
         words = [*self._launch.command, "--"] if self._launch else ["spantrain"]
         words += ["train", "--resume", str(folder), *more, "--steps", str(self._asked.steps)]
-        for name in user_functions(read_manifest(checkpoint, check_files=False).model):
+        for name in user_functions(model):
             words += ["--function", name]
         listens = {"listen"} if self._launch and (self._asked.listen or "").endswith(":0") else set()  # on any ports
         return shlex.join([*words, *shared.words_of(self._asked, self._given, {*_WHERE_OPTIONS} - listens)])
+
+
+def _run_and_model(checkpoint: Path) -> "tuple[Path, ModelSpec]":
+    """Return the run's folder of a checkpoint, and its model."""
+    from spantrain.runtime.checkpoint.manifest import read_manifest
+
+    return checkpoint.parent.parent, read_manifest(checkpoint, check_files=False).model

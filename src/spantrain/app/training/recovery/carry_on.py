@@ -15,6 +15,7 @@ from spantrain.app.planning.protection import protected_step_s
 from spantrain.app.session import Session
 from spantrain.app.training.requests import TrainRequest
 from spantrain.app.training.resume import Resume
+from spantrain.app.training.stop import StopRequest
 from spantrain.config.files.problems import shortened
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
@@ -117,16 +118,23 @@ class Setback(Record):
     """Devices that are still here whose memory did not suffice, and what each says of it."""
 
 
-def setback_of(error: DeviceLostError | DeviceMemoryError, leg: Leg, barrier: StepBarrier, session: Session) -> Setback:
+def setback_of(
+    error: DeviceLostError | DeviceMemoryError, leg: Leg, barrier: StepBarrier, session: Session, stop: StopRequest,
+    tell: Callable[[str], None],
+) -> Setback:  # fmt: skip
     """Have all devices of a leg leave the step under way; return what is left of the leg.
 
-    If none is, it was rather this machine that stood still or was cut off: they come back, with what they hold.
+    If none is, it was rather this machine that stood still or was cut off: they come back, with what they hold. `tell`
+    hears of that, and a stop ends it.
     """
     known_s, coordinator, missing = time.monotonic(), session.coordinator, [*leg.plan.devices]
     barrier.abort(str(error))
     here = coordinator.settle((*leg.plan.devices, *leg.givers))
-    until_s = time.monotonic() + (0.0 if here or session.workers is not None else _BACK_S)
-    while missing and time.monotonic() < until_s:
+    until_s = time.monotonic()
+    if not here and session.workers is None:
+        tell(f"None of the devices is heard ({error.why}): all are awaited for {format_seconds(_BACK_S)}")
+        until_s += _BACK_S
+    while missing and time.monotonic() < until_s and not stop.wanted:
         missing = coordinator.missing(leg.plan.devices, unlike=missing)
     failures, committed = coordinator.failures(), barrier.committed
     holders = [name for name in here if name not in failures or failures[name].holds]

@@ -1,7 +1,8 @@
 """What a coordinator that is started again needs to go on where the one before it ended: a journal in the run's folder.
 
 A line for each step that is committed, written before any worker hears of it, so that the journal is never behind what
-workers hold. It is there as long as the run: whoever ends it properly, with an error or without, removes it.
+workers hold. It is there as long as the run: whoever ends it properly, with an error or without, removes it, but where
+no worker hears of the end: they keep what they hold.
 """
 
 import contextlib
@@ -117,12 +118,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         if request.resume and request.resume.held is not None:
             self.write(request.resume.held)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        is_held = kind is not None and self._file is not None and not self._session.coordinator.here()
         if self._feed is not None:
             self._feed.end()
         if self._file is not None:
             self._file.close()
-        if self._folder is not None:
+        if self._folder is not None and not is_held:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def committed(self, outcome: StepOutcome, verdict: StepVerdict) -> None:
@@ -203,18 +205,32 @@ def _entry(line: str, where: str) -> Entry:
     return found
 
 
+def _held(run: Path) -> tuple[Manifest, RunOrigin | None, CommitPoint] | None:
+    path = run / JOURNAL_FOLDER / JOURNAL_FILE
+    manifest, origin, held = _read(path) if path.is_file() else (None, None, None)
+    return (manifest, origin, held) if manifest and held else None
+
+
+def held_run(run: Path) -> Manifest | None:
+    """Return what workers may hold of a run whose coordinator has gone, all steps done in it; None where there is none.
+
+    Raises:
+        ConfigError: the journal is damaged.
+    """
+    found = _held(run)
+    return replace(found[0], step=found[2].step) if found else None
+
+
 def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRequest | None:
     """Return how a run whose coordinator has gone without ending it goes on; None if there is no such run.
 
     Raises:
         ConfigError: the journal is damaged, or the run has as many steps done.
     """
-    path = run / JOURNAL_FOLDER / JOURNAL_FILE
-    if not path.is_file():
+    found = _held(run)
+    if found is None:
         return None
-    manifest, origin, held = _read(path)
-    if held is None:
-        return None
+    manifest, origin, held = found
     if steps <= held.step:
         raise ConfigError(f"{run} has {held.step} steps done; --steps is the number in all, give more than that")
     if origin is not None and not Path(manifest.profile).is_file():  # this is the standby coordinator's machine
