@@ -164,6 +164,49 @@ def test_numbers_out_of_range_are_named():
         batch_of((tokens - 1, tokens), spec, source="step 3")
 
 
+def _tokens():
+    return torch.arange(65) % 200
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "says"),
+    [
+        (
+            "gpt2-tiny",
+            (torch.rand(3, 32, 32), 1),
+            r"input_ids are torch\.float32 of shape \[3, 32, 32\], but gpt2-tiny",
+        ),
+        (
+            "gpt2-tiny",
+            (_tokens()[:32], _tokens()[1:33]),
+            r"shape \[32\], .* takes .* \[64\].* or give --sequence-length",
+        ),
+        ("gpt2-tiny", (_tokens()[:-1], _tokens()[1:33]), r"labels are torch\.int64 of shape \[32\]"),
+        ("gpt2-tiny", (_tokens()[:-1] * 6, _tokens()[1:]), "the inputs have numbers from 0 to 378, but .* 0 to 255"),
+        ("gpt2-tiny", {"input_ids": "words", "labels": _tokens()[1:]}, "input_ids is a str that is no tensor"),
+        (
+            "gpt2-tiny",
+            {"ids": _tokens()[:-1], "labels": _tokens()[1:]},
+            "has ids, labels, but the model takes input_ids",
+        ),
+        ("resnet-tiny", (torch.rand(1, 32, 32), 1), r"pixel_values are .* \[1, 32, 32\], but .* \[3, 32, 32\]"),
+        ("resnet-tiny", (torch.rand(3, 32, 32).double(), 1), r"pixel_values are torch\.float64"),
+        ("resnet-tiny", (torch.rand(3, 32, 32), 10), "the labels have numbers from 10 to 10, but .* knows 0 to 9"),
+    ],
+)
+def test_samples_that_a_model_of_the_catalogue_cannot_take_are_refused(model, sample, says):
+    """By name and number, before its units fail on them."""
+    spec = model_on_data(model)
+    with pytest.raises(ConfigError, match=f"data: .*{says}"):
+        samples_of([sample], spec, trains=True)
+
+
+def test_other_fields_of_a_sample_are_left_out_of_a_model_of_the_catalogue():
+    sample = {"text": "words", "labels": _tokens()[1:], "attention_mask": _tokens()[1:], "input_ids": _tokens()[:-1]}
+    (rows,) = samples_of([sample], model_on_data("gpt2-tiny"), trains=True).inputs([0])
+    assert torch.equal(rows[0], sample["input_ids"])
+
+
 def test_a_label_that_the_loss_has_no_row_for_is_named_with_the_function(user_file):
     last = build_units(spec_of(user_file), seed=0)[-1]
     with pytest.raises(ConfigError, match=r"Target 9 is out of bounds\. \(.*mine\.py:\d+ in loss\).*out of range"):

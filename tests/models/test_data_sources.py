@@ -70,6 +70,19 @@ def test_what_lies_at_a_path_tells_its_kind(tmp_path, lines_path):
     assert spec_of(data="stdlib-text").dataset == "stdlib-text"
 
 
+def test_a_folder_may_be_called_like_a_kind(tmp_path, monkeypatch):
+    """It is read, and not the folder that it lies in."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("text", "images", "rows"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.txt").write_text("text")
+        assert spec_of(data=name).dataset == f"text:{tmp_path / name}"
+    assert spec_of(data="text:text").dataset == f"text:{tmp_path / 'text'}"
+    for nothing in ("", "text:", "jsonl:"):
+        with pytest.raises(ConfigError, match=f"data '{nothing}': names no path"):
+            spec_of(data=nothing)
+
+
 def test_what_a_model_cannot_read_is_refused(tmp_path, lines_path):
     with pytest.raises(ConfigError, match="does not exist"):
         spec_of(data="nowhere")
@@ -77,6 +90,10 @@ def test_what_a_model_cannot_read_is_refused(tmp_path, lines_path):
         with_data(resolve_model("resnet-tiny"), data=str(lines_path))
     with pytest.raises(ConfigError, match="reads text"):
         spec_of(data=f"images:{tmp_path}")
+    with pytest.raises(ConfigError, match="this model reads text, and this is images"):
+        spec_of(data="digits")
+    with pytest.raises(ConfigError, match="this model reads images, and this is text"):
+        with_data(resolve_model("resnet-tiny"), data="stdlib-text")
     with pytest.raises(ConfigError, match="is no name of a function"):
         spec_of(data="data.py:not a name")
     with pytest.raises(ConfigError, match=r"nowhere\.py does not exist"):

@@ -59,9 +59,9 @@ def model_on_data(
 
 
 def _own_rows(name: str, data: str | None, sample: object) -> tuple[TensorSpec, ...]:
-    kind, _, path = (data or "").partition(":")
-    called = data is not None and is_factory(data) and kind not in _KINDS and not Path(data).exists()
-    if not name.startswith("hf:") or not (sample is not None or called or kind == ROWS):
+    kind, path = _kind_and_path(data or "")
+    called = data is not None and is_factory(data) and not kind and not Path(data).exists()
+    if not name.startswith("hf:") or not (sample is not None or called or (kind == ROWS and path)):
         return ()
     from spantrain.models.tracing.factory import first_sample
     from spantrain.models.tracing.transformers_classes import own_rows
@@ -221,11 +221,18 @@ def _with_tokenizer(spec: ModelSpec, path: Path) -> ModelSpec:
 
 def _dataset(spec: ModelSpec, data: str) -> str:
     """Return the data as `ModelSpec.dataset` names it."""
+    if data == ("stdlib-text" if spec.objective == "classify" else "digits") and spec.objective in _OBJECTIVES:
+        wanted, found = ("images", "text") if data == "stdlib-text" else ("text", "images")
+        raise ConfigError(
+            f"model {spec.name}: data {data} cannot be used: this model reads {wanted}, and this is {found}"
+        )
     if data in _BUILT_IN:
         return data
-    kind, _, rest = data.partition(":")
-    path = Path(rest) if kind in _KINDS else Path(data)
-    if kind not in _KINDS and not path.exists():
+    kind, rest = _kind_and_path(data)
+    path = Path(rest)
+    if not rest:
+        raise ConfigError(f"data {data!r}: names no path; write PATH or KIND:PATH (for this folder: text:.)")
+    if not kind and not path.exists():
         if ":" in data:
             return named_function(data, "data")
         raise ConfigError(
@@ -235,7 +242,7 @@ def _dataset(spec: ModelSpec, data: str) -> str:
         )
     if not path.exists():
         raise ConfigError(f"data {data}: {path} does not exist")
-    kind = kind if kind in _KINDS else _kind_of(path, spec)
+    kind = kind or _kind_of(path, spec)
     reads_images = spec.objective == "classify"
     if reads_images and kind in ("text", "jsonl", CHAT):
         raise ConfigError(f"model {spec.name}: data {data} cannot be used: this model reads images, and this is {kind}")
@@ -256,6 +263,12 @@ def _dataset(spec: ModelSpec, data: str) -> str:
             f"({', '.join(sorted(IMAGE_SUFFIXES))})"
         )
     return f"{kind}:{path.resolve()}"
+
+
+def _kind_and_path(data: str) -> tuple[str, str]:
+    """Return the kind of `KIND:PATH`, empty where none is written (a folder may be called `text`), and the path."""
+    kind, colon, path = data.partition(":")
+    return (kind, path) if colon and kind in _KINDS else ("", data)
 
 
 def _kind_of(path: Path, spec: ModelSpec) -> str:

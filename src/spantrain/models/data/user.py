@@ -17,6 +17,7 @@ from torch import Tensor
 from spantrain.core.units import ModelSpec, TensorSpec
 from spantrain.errors import ConfigError
 from spantrain.formats.tensor_bytes import byte_view
+from spantrain.models.build import unit_source
 from spantrain.models.data.choice import class_count, known_tokens
 from spantrain.models.data.records import apart, is_saved_set, load_saved_dataset, record_parts
 from spantrain.models.sources import OWN
@@ -39,7 +40,7 @@ class UserSamples:
         """
         self._samples = samples
         self._indices = indices
-        self._names = wanted_names(spec)
+        self._spec, self._names = spec, wanted_names(spec)
         self._source = source
         self._cut = spec if trains else None
         self._last: tuple[tuple[int, ...], list[ModelBatch]] = (), []
@@ -101,13 +102,17 @@ class UserSamples:
         return self._last[1]
 
     def _sample(self, index: int) -> ModelBatch:
+        source = f"{self._source}: sample {self._indices[index]}"
         sample = sample_at(self._samples, self._indices[index], self._source)
         if isinstance(sample, Mapping):
             ordered = _ordered(sample, self._names, self._source)
-            sample = {name: torch.as_tensor(value)[None] for name, value in ordered.items()}
+            sample = {name: _tensor(value, f"{source}: {name}")[None] for name, value in ordered.items()}
         elif isinstance(sample, Sequence) and not isinstance(sample, str):
-            sample = tuple(torch.as_tensor(value)[None] for value in sample)
-        return split_batch(sample, source=f"{self._source}: sample {index}").mapped(lambda tensor: tensor[0])
+            sample = tuple(_tensor(value, f"{source}: element {number}")[None] for number, value in enumerate(sample))
+        found = split_batch(sample, source=source)
+        if not self._spec.is_brought:
+            _check_built_in(found, self._spec, source, trains=self._cut is not None)
+        return found.mapped(lambda tensor: tensor[0])
 
     def _stacked(self, tensors: Sequence[Tensor], name: str) -> Tensor:
         shapes = sorted({tuple(tensor.shape) for tensor in tensors})
@@ -118,6 +123,15 @@ class UserSamples:
                 "where it padded; or rows in this process and Trainer(processing_class=tokenizer), or data_collator"
             )
         return torch.stack(list(tensors))
+
+
+def _tensor(value: Any, source: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{source} is a {type(value).__name__} that is no tensor ({error}); make it numbers"
+        ) from error
 
 
 def open_user_samples(spec: ModelSpec, *, held_out: bool) -> UserSamples:
@@ -246,11 +260,34 @@ def batch_of(batch: Any, spec: ModelSpec, *, source: str, trains: bool = False) 
                 f"{source}: the inputs are {'; '.join(got)}, but the model's example batch has {'; '.join(wanted)} "
                 "(of a tuple, the last tensor is the labels)"
             )
-    if trains:
-        check_shapes(found.inputs, spec, source)
-    _check_numbers(found, spec, source)
+        if trains:
+            check_shapes(found.inputs, spec, source)
+        _check_numbers(found, spec, source)
+    else:
+        _check_built_in(found, spec, source, trains=trains)
     _check_followed(found, spec, source)
     return found
+
+
+def _check_built_in(batch: ModelBatch, spec: ModelSpec, source: str, *, trains: bool) -> None:
+    """Refuse what a model of the catalogue cannot take: inputs and labels of another type or number, and to train size.
+
+    Raises:
+        ConfigError: they are.
+    """
+    example = unit_source(spec).batch()
+    pairs = ((example.names[0], batch.inputs[0], example.inputs[0]), (LABELS_NAME, batch.labels, example.labels))
+    for name, got, wanted in pairs:
+        if got is None or wanted is None:
+            continue
+        shapes = [list(one.shape[1:]) if trains else one.dim() for one in (got, wanted)]
+        if got.dtype != wanted.dtype or shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"{source}: {name} are {got.dtype} of shape {list(got.shape[1:])}, but {spec.name} takes "
+                f"{wanted.dtype} of shape {list(wanted.shape[1:])}: make them such in the data set"
+                + (", or give --sequence-length" if spec.sequence_length and got.dtype == wanted.dtype else "")
+            )
+    _check_numbers(batch, spec, source)
 
 
 def _check_numbers(batch: ModelBatch, spec: ModelSpec, source: str) -> None:
@@ -285,7 +322,5 @@ def _ordered(fields: Mapping[str, Any], names: Sequence[str] | None, source: str
 
 def wanted_names(spec: ModelSpec) -> tuple[str, ...] | None:
     """Return the inputs of a model by name, in its order; None where it takes them by position."""
-    if not spec.is_brought:
-        return None
-    names = tuple(name for name in cut_model(spec).whole.batch.names if name is not None)
+    names = tuple(name for name in unit_source(spec).batch().names if name is not None)
     return names or None
