@@ -1,6 +1,7 @@
 """Checkpoints: a save that is cut off harms nothing, the newest are kept, devices remove what is not."""
 
 import errno
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,9 @@ from spantrain.runtime.checkpoint.manifest import (
 )
 from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Disk
+from spantrain.runtime.control.data_requests import NotSaved
 from spantrain.runtime.control.requests import SavedFile
+from testing.patience import PATIENCE_S
 from testing.runtime.checkpoints import BATCH, Faulty, check_loads, save, two_devices, whole_device
 
 pytestmark = pytest.mark.checkpoint
@@ -227,13 +230,64 @@ def test_half_of_a_file_does_not_keep_a_full_disk_full(tmp_path):
             super().append(stream, data)
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    device = whole_device(1)
+    device, told = whole_device(1), []
     with (
         pytest.raises(WorkerError, match="No space left"),
-        DeviceCheckpoints(str(tmp_path), "s0r0", device.holding, device.optimizer, lambda _saved: (), Full()) as own,
-    ):
+        DeviceCheckpoints(
+            str(tmp_path), "s0r0", device.holding, device.optimizer, lambda _saved: (), Full(), complain=told.append,
+            again_s=0.01, patience_s=0.1,
+        ) as own,
+    ):  # fmt: skip
         own.save(1, {})
+    assert [(one.step, "No space left" in one.why) for one in told] == [(1, True)]
     assert list((tmp_path / "checkpoint/step-1").iterdir()) == []
+
+
+def test_a_full_disk_ends_nothing_and_is_tried_again(tmp_path):
+    """Until the next save; the last one is waited for."""
+
+    class Full(Disk):
+        full = True
+
+        def append(self, stream, data) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().append(stream, data)
+
+    device, disk, told, saved = whole_device(1), Full(), [], []
+
+    def report(one: SavedFile) -> tuple[int, ...]:
+        saved.append(one.step)
+        return ()
+
+    def complain(one: NotSaved) -> None:
+        told.append(one.step)
+        disk.full = one.step < 3
+
+    with DeviceCheckpoints(
+        str(tmp_path), "s0r0", device.holding, device.optimizer, report, disk, complain=complain, again_s=0.01
+    ) as own:
+        for step in (1, 2, 3):
+            own.save(step, {})
+            until_s = time.monotonic() + PATIENCE_S
+            while len(told) < step and time.monotonic() < until_s:
+                time.sleep(0.001)
+    assert (told, saved) == ([1, 2, 3], [3])
+
+
+def test_what_others_saved_of_a_checkpoint_that_one_had_no_room_for_is_removed(together, tmp_path):
+    devices = two_devices(1)
+    first, _ = told_by(tmp_path, devices, 1)
+    assert together.on_saved(first) is None
+    together.not_saved("s1r0", 1)
+    assert (tmp_path / "checkpoint/step-1" / first.name).exists()  # it may be written yet
+    (later, last) = told_by(tmp_path, devices, 2)
+    assert together.on_saved(later) is None
+    together.not_saved("s1r0", 2)
+    assert together.dropped == (1,)
+    assert list((tmp_path / "checkpoint/step-1").iterdir()) == []
+    assert together.on_saved(last) == tmp_path / "checkpoint/step-2"
+    assert together.dropped == (1,)
 
 
 def test_what_an_ended_process_left_half_is_removed_at_the_next_start(tmp_path):

@@ -72,6 +72,7 @@ class RunCheckpoints:
             takes=request.options.gather,
             tell=lambda text: later(lambda: self._reporter.note(text)),
             on_saved=self._saved,
+            on_not_saved=self._set.not_saved,
             begins_with=resume.folder if resume else None,
             names=tuple(resume.content.files) if resume else (),
             devices=plan.devices,

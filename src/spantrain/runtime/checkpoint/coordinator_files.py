@@ -19,8 +19,17 @@ from spantrain.core.checkpoint import StoredFile
 from spantrain.core.quantities import format_bytes
 from spantrain.errors import ProtocolError
 from spantrain.runtime.checkpoint.tensor_file import PARTIAL, Disk, step_folder
-from spantrain.runtime.control.data_requests import PIECE_BYTES, FetchPiece, FilePiece, FileWanted, OfferFile, PutPiece
+from spantrain.runtime.control.data_requests import (
+    PIECE_BYTES,
+    FetchPiece,
+    FilePiece,
+    FileWanted,
+    NotSaved,
+    OfferFile,
+    PutPiece,
+)
 from spantrain.runtime.control.requests import SavedFile
+from spantrain.transport.connection.bounds import printable
 from spantrain.transport.control.protocol import RemoteRefusal
 
 _STEPS_KNOWN = 4
@@ -46,7 +55,8 @@ class CoordinatorFiles:
 
     def __init__(
         self, checkpoints: Path, *, takes: bool, tell: Callable[[str], None],
-        on_saved: Callable[[SavedFile], Sequence[int]] = lambda _saved: (), begins_with: Path | None = None,
+        on_saved: Callable[[SavedFile], Sequence[int]] = lambda _saved: (),
+        on_not_saved: Callable[[str, int], None] = lambda _device, _step: None, begins_with: Path | None = None,
         names: Collection[str] = (), devices: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Take files below a folder, and give those that the run begins with.
@@ -57,11 +67,13 @@ class CoordinatorFiles:
             tell: hears what a person should know, in any thread.
             on_saved: hears of each file that a device has saved, in the thread of that device's call, and returns the
                 steps whose checkpoints are not kept any longer.
+            on_not_saved: hears which device has no room on its disk, after which step, in any thread.
             begins_with: the folder of the checkpoint that the run begins with.
             names: of its files.
             devices: that save: a checkpoint is whole here with the files of all of them.
         """
         self._checkpoints, self._takes, self._tell, self._on_saved = checkpoints, takes, tell, on_saved
+        self._on_not_saved = on_not_saved
         self._begins_with, self._names = begins_with, frozenset(names)
         self._devices = frozenset(devices)
         self._storage = Disk()
@@ -94,7 +106,7 @@ class CoordinatorFiles:
                 if old != self.step:
                     del self._saved[old]
 
-    def answer(self, device: str, request: OfferFile | PutPiece | FetchPiece) -> FileWanted | FilePiece:
+    def answer(self, device: str, request: OfferFile | NotSaved | PutPiece | FetchPiece) -> FileWanted | FilePiece:
         """Answer a device.
 
         Raises:
@@ -104,6 +116,9 @@ class CoordinatorFiles:
         match request:
             case OfferFile():
                 return self._wants(self._known(device, request), request)
+            case NotSaved():
+                self._note_full(device, request)
+                return FileWanted(wanted=False)
             case PutPiece():
                 self._known(device, request)
                 return FileWanted(wanted=self._put(request))
@@ -111,6 +126,17 @@ class CoordinatorFiles:
                 if self._begins_with is None or name not in self._names or offset < 0:
                     raise RemoteRefusal(f"the run begins with no file {name[:200]}")
                 return FilePiece(piece=_read(self._begins_with / name, offset))
+
+    def _note_full(self, device: str, told: NotSaved) -> None:
+        """Tell of a device whose disk is full; have nothing come of a checkpoint that may never be whole."""
+        self._tell(
+            f"{device} has no room for its part of the checkpoint after {told.step} steps ({printable(told.why)}): "
+            "free some, and it is written yet, until the next one is due; training goes on"
+        )
+        with self._lock:
+            self._give_up_step(told.step)
+            self._given_up_step = max(self._given_up_step, told.step)
+        self._on_not_saved(device, told.step)
 
     def close(self) -> None:
         """Give up what has not come whole."""

@@ -178,6 +178,8 @@ class CheckpointSet:
         self._lock = threading.Lock()
         self._told: dict[int, dict[str, SavedFile]] = {}
         """By steps done and device."""
+        self._full: dict[str, int] = {}
+        """Steps after which devices had no room on their disks: there is one yet until they save the next."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         """Of the tensors in the newest complete one: the next one has them, too, whatever plan it is saved under."""
         found = self._folder.glob(f"step-*/{MANIFEST_FILE}")
@@ -199,7 +201,9 @@ class CheckpointSet:
         if path.is_file():
             tensor_file.check_file(path, saved.file)
         device = saved.file.device
+        self.not_saved(device, saved.step)
         with self._lock:
+            del self._full[device]
             told = self._told.setdefault(saved.step, {})
             if device in told:
                 if told[device] != saved:
@@ -209,6 +213,21 @@ class CheckpointSet:
                 raise WorkerError(f"device {device} has other scalars after {saved.step} steps than the others")
             told[device] = saved
             return told.keys() >= {*self.devices}
+
+    def not_saved(self, device: str, step: int) -> None:
+        """Note, in any thread, that a device has nothing yet of a checkpoint, nor ever of one that it had no room for.
+
+        What others saved of that is removed.
+        """
+        with self._lock:
+            before = self._full.get(device, step)
+            self._full[device] = step
+            if before >= step or before in self.dropped:
+                return
+            self.dropped = (*self.dropped, before)
+        for path in tensor_file.files_in(tensor_file.step_folder(self._folder, before)):
+            if path.suffix != tensor_file.PARTIAL:
+                self._storage.remove(path)
 
     def complete(self, saved: SavedFile) -> Path:
         """Complete the checkpoint that a device's file was the last one of; return its folder.

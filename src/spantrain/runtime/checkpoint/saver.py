@@ -4,8 +4,10 @@ Of the tensors a copy is taken in host memory, which a thread writes. Who resume
 own disk and from those of the others.
 """
 
+import errno
 import glob
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.checkpoint import tensor_file
 from spantrain.runtime.checkpoint.device_files import FETCHED, FileSender, FilesToBeginWith
 from spantrain.runtime.checkpoint.holding import RANDOM_TORCH, Holding, put_back, tensors_of, wanted_of
+from spantrain.runtime.control.data_requests import NotSaved
 from spantrain.runtime.control.requests import SavedFile
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, boxes_of
 from spantrain.runtime.redistribution.transfer import FilesBeyond, TensorExchange
@@ -105,6 +108,7 @@ class SnapshotBuffers:
 _DIGEST_DIGITS = 12
 _END_S = 1.0
 """How long the end of a run that failed waits for what is being written."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_written_by(saved: SavedFile, device: str) -> bool:
@@ -159,6 +163,12 @@ class DeviceCheckpoints:
     storage: InitVar[tensor_file.Disk | None] = None
     sender: FileSender | None = None
     """Brings files there."""
+    complain: Callable[[NotSaved], object] | None = None
+    """Tells the coordinator that the disk is full."""
+    again_s: float = 5.0
+    """After how long it is tried again, until the next save."""
+    patience_s: float = 120.0
+    """How long at the end."""
 
     def __post_init__(self, output_dir: str, storage: tensor_file.Disk | None) -> None:
         self._checkpoints = Path(output_dir) / CHECKPOINTS if output_dir else None
@@ -166,6 +176,9 @@ class DeviceCheckpoints:
         self._buffers = SnapshotBuffers()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._too_late = threading.Event()
+        """What is still to be written is not wanted any more."""
+        self._ends_s: float | None = None
         self._forgotten: set[int] = set()
         """Steps of which nothing of this device is left."""
 
@@ -184,7 +197,9 @@ class DeviceCheckpoints:
             WorkerError: the save before failed.
         """
         assert self._checkpoints is not None, "a device without a folder saves nothing"
+        self._too_late.set()
         self.wait()
+        self._too_late.clear()
         held, folder = (
             tensors_of(self.holding, self.optimizer),
             tensor_file.step_folder(self._checkpoints, steps_done),
@@ -195,7 +210,10 @@ class DeviceCheckpoints:
         def write() -> None:
             try:
                 self._buffers.wait()
-                name, stored = write_device_file(self._storage, folder, self.device, copies, parts)
+                written = self._written(folder, steps_done, copies, parts)
+                if written is None:
+                    return
+                name, stored = written
                 saved = SavedFile(step=steps_done, name=name, file=stored, scalars=scalars)
                 self._forget(folder.parent, self.report(saved))
                 if self.sender is not None:
@@ -205,6 +223,23 @@ class DeviceCheckpoints:
 
         self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._thread.start()
+
+    def _written(
+        self, folder: Path, step: int, tensors: Mapping[str, torch.Tensor], parts: Mapping[str, TensorPart]
+    ) -> tuple[str, StoredFile] | None:
+        """Write a file as `write_device_file`, again and again where the disk is full; None: until it is too late."""
+        complained = False
+        while True:
+            try:
+                return write_device_file(self._storage, folder, self.device, tensors, parts)
+            except OSError as error:
+                if error.errno not in _FULL or (self._ends_s is not None and time.monotonic() > self._ends_s):
+                    raise
+                if not complained and self.complain is not None:
+                    self.complain(NotSaved(step=step, why=f"{folder}: {error.strerror}"))
+                complained = True
+            if self._too_late.wait(self.again_s):
+                return None
 
     def wait(self) -> None:
         """Wait until what is being written is on the disk and the coordinator knows.
@@ -231,8 +266,10 @@ class DeviceCheckpoints:
         if self.sender is not None:
             self.sender.end()
         if error is None:
+            self._ends_s = time.monotonic() + self.patience_s
             self.wait()
         elif self._thread is not None:
+            self._too_late.set()
             self._thread.join(_END_S)
 
     def _forget(self, checkpoints: Path, dropped: Collection[int]) -> None:

@@ -29,6 +29,13 @@ class OfferFile(OrderRequest[FileWanted], name="offer_file"):
     """It cannot be read any longer: nobody is to wait for it."""
 
 
+class NotSaved(OrderRequest[FileWanted], name="not_saved"):
+    """Says that this device's disk has no room for its part of a checkpoint."""
+
+    step: int
+    why: str
+
+
 class PutPiece(OrderRequest[FileWanted], name="put_piece"):
     """Brings the next bytes of a file that is wanted."""
 

@@ -358,7 +358,7 @@ class Reach(OrderRequest[Done], name="reach"):
 
 REQUESTS: tuple[type[Request[Any]], ...] = (
     Introduction, Goodbye, Heartbeat, ReadClock, AskForOrder, Progress, Ready, Begin, FindMeetingPoint, DeviceReport,
-    TellStep, SavedFile, data.OfferFile, data.PutPiece, data.FetchPiece, OuterCall, data.AskNextStep, data.FetchRows,
-    Reach, data.FollowJournal,
+    TellStep, SavedFile, data.OfferFile, data.NotSaved, data.PutPiece, data.FetchPiece, OuterCall, data.AskNextStep,
+    data.FetchRows, Reach, data.FollowJournal,
 )  # fmt: skip
 """All that a worker may ask."""

@@ -295,7 +295,12 @@ class WorkerService:
                 tell, device = self.under_way.on_progress, self._busy(peer)
                 self._later(functools.partial(tell, device, done, total, printable(text)))
                 return requests.Done()
-            case data_requests.OfferFile() | data_requests.PutPiece() | data_requests.FetchPiece():
+            case (
+                data_requests.OfferFile()
+                | data_requests.NotSaved()
+                | data_requests.PutPiece()
+                | data_requests.FetchPiece()
+            ):
                 device, files = self._busy(peer), self.under_way.files
                 if files is None:
                     raise RemoteRefusal(f"device {device} has no order that moves files")

@@ -93,6 +93,7 @@ class TrainSession:
             self._part.optimizer,
             lambda saved: self._control.ask(saved).steps,
             sender=FileSender(self._control),
+            complain=self._control.ask,
         )
         scalars = order.checkpoint.scalars if order.checkpoint else {}
         self._scaling = GradientScaling(order.job, order.plan.dtype, scalars)
