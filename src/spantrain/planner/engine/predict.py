@@ -83,8 +83,9 @@ _FURTHER, _FURTHER_ACTIONS = 16, 2_000
 _FURTHER_GAINS, _IDLE = 1.2, 0.9
 """By how much they may be over the best with the plain rule's orders, and for which part of its step their devices may
 work, in the mean: for more, and there is little to gain."""
-_FURTHER_BEST, _LESS_MISSES = 4, 1.03
-"""How many of them are searched with more effort: the best with the order found, if not far over the best of all."""
+_FURTHER_BEST, _LESS_MISSES, _FURTHER_IN_VAIN = 4, 1.03, 4
+"""How many of them are searched with more effort: the best with the order found, if not far over the best of all; and
+after how many in a row that are further over it none is tried any more."""
 _Key = tuple[tuple[Stage, ...], str, int]
 
 
@@ -141,19 +142,22 @@ class PlanOrders:
         chosen, best_value = self._ranking.rank(best)[:2], self._ranking.value(best[1])[0]
         plain = [row for row in rows if row[0].plan.hints is None and self._ranking.rank(row)[:2] == chosen]
         plain.sort(key=self._ranking.rank)
-        tried, left = dict[tuple[object, ...], tuple[Row, Row]](), _FURTHER_ACTIONS
+        tried, left, in_vain = dict[tuple[object, ...], tuple[Row, Row]](), _FURTHER_ACTIONS, 0
         below_s = self._ranking.below_s(best[1])
         effort, less = replace(_EFFORT, below_s=below_s), replace(_LESS, below_s=_LESS_MISSES * below_s)
         for proposal, evaluation in plain:
             value, least = (self._ranking.value(one)[0] for one in (evaluation, plain[0][1]))
-            if left <= 0 or len(tried) >= _FURTHER or value > _FURTHER_GAINS * least:
+            spent = left <= 0 or len(tried) >= _FURTHER or in_vain >= _FURTHER_IN_VAIN
+            if spent or value > _FURTHER_GAINS * least:
                 break
             # What differs in shares alone, and takes as long, is held up by the same devices.
             looks = (structure_of(proposal.plan), f"{value:.5g}", *(one.first_unit for one in proposal.plan.stages))
             waits = value * (1 - evaluation.bubble_ratio) < min(_IDLE * least, best_value)
             if waits and looks not in tried and len(proposal.plan.stages) > 1:
                 left -= 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in proposal.plan.stages)
-                tried[looks] = (proposal, evaluation), self.ordered(proposal, evaluation, less)
+                done = self.ordered(proposal, evaluation, less)
+                tried[looks] = (proposal, evaluation), done
+                in_vain = 0 if self._ranking.value(done[1])[0] < _LESS_MISSES * best_value else in_vain + 1
         found = sorted(tried.values(), key=lambda entry: self._ranking.rank(entry[1]))
         near = [row for row, (_, done) in found if self._ranking.value(done)[0] < _LESS_MISSES * best_value]
         new = [row for row in near if _key(row[0].plan) not in self._found]

@@ -1,7 +1,6 @@
 """How layers are dealt out to the devices of a pipeline in several rounds, and where the cuts between them lie."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -17,6 +16,8 @@ from spantrain.formats.registry import WireFormat
 
 MOST_ACTIONS = 20_000
 """A step of more actions is not interleaved: its search would take seconds."""
+Busy = dict[tuple[int, int], float]
+"""Seconds for a micro-batch: of the devices of a place (it, twice), and of the way from one place to another."""
 _TURNED = 4
 """Devices up to which a pipeline that goes there and back begins at each of them."""
 
@@ -65,7 +66,7 @@ class Dealt:
     @property
     def busy_s(self) -> float:
         """The seconds for which the busiest device or way works in a step: it hardly takes less."""
-        return len(self.spans) * self.loads.busy_s(self.begins, self.places)[0]
+        return len(self.spans) * self.loads.busiest_s(self.begins, self.places)
 
     @property
     def ways(self) -> list[tuple[range, int]]:
@@ -145,34 +146,57 @@ class _Loads:
         Cuts move as long as that makes the busiest device less busy; and, for the other ones, as long as that makes the
         busiest device or way so, or a step of so many micro-batches, in which nothing else waits, shorter.
         """
-        begins = self._moved(self._begins(places), lambda cuts: self.busy_s(cuts, places, ways=False), most=1)
+        begins = self._moved(self._begins(places), places, max, most=1, ways=False)
         yield begins
-        units = len(self._units)
-        other = self._moved(begins, lambda cuts: self.busy_s(cuts, places), most=units)
-        other = self._moved(other, lambda cuts: self._step_s(cuts, places, micro_batches), most=units)
+        other = self._moved(begins, places, max, most=len(self._units))
+        # A pipeline is filled, runs at the speed of what is busiest, and drains.
+        other = self._moved(
+            other, places, lambda busy_s: (micro_batches - 1) * max(busy_s) + sum(busy_s), most=len(self._units)
+        )
         if other != begins:
             yield other
 
-    @staticmethod
     def _moved(
-        begins: tuple[int, ...], key: Callable[[tuple[int, ...]], tuple[float, ...]], most: int
+        self,
+        begins: tuple[int, ...],
+        places: Sequence[int],
+        value: Callable[[Collection[float]], float],
+        *,
+        most: int,
+        ways: bool = True,
     ) -> tuple[int, ...]:
-        """Move single cuts, by so many units at most at a time, as long as that lowers what the key gives."""
-        best, moved = key(begins), True
+        """Move single cuts, by so many units at most at a time, while that lowers what busy seconds come to.
+
+        And where they come to as much, while it lowers the busiest, then the next, and so on.
+        """
+        busy_s, moved = self._busy_s(begins, places, ways=ways), True
+        best = value(busy_s.values()), *sorted(busy_s.values(), reverse=True)
         while moved:
             moved = False
-            for cut in range(1, len(begins) - 1):
+            for cut in range(1, len(places)):
                 here = begins[cut]
                 for unit in range(max(here - most, begins[cut - 1] + 1), min(here + most + 1, begins[cut + 1])):
-                    other = (*begins[:cut], unit, *begins[cut + 1 :])
-                    if (found := key(other)) < best:
-                        best, begins, moved = found, other, True
+                    other_s = self._with_cut(busy_s, places[cut - 1 : cut + 1], begins[cut], unit)
+                    found = value(other_s.values())
+                    if found > best[0]:
+                        continue
+                    key = found, *sorted(other_s.values(), reverse=True)
+                    if key < best:
+                        best, busy_s, moved = key, other_s, True
+                        begins = (*begins[:cut], unit, *begins[cut + 1 :])
         return begins
 
-    def _step_s(self, begins: Sequence[int], places: Sequence[int], micro_batches: int) -> tuple[float, ...]:
-        """Return the seconds of a pipeline that is filled, runs at the speed of what is busiest, and drains."""
-        busy_s = self.busy_s(begins, places)
-        return (micro_batches - 1) * busy_s[0] + sum(busy_s), *busy_s
+    def _with_cut(self, busy_s: Busy, around: Sequence[int], unit: int, other: int) -> Busy:
+        """Return for how long all is busy with a cut between two places behind other units."""
+        before, behind = around
+        changed, (before_s, behind_s) = busy_s.copy(), (self._until_s[before], self._until_s[behind])
+        changed[before, before] += before_s[other] - before_s[unit]
+        changed[behind, behind] -= behind_s[other] - behind_s[unit]
+        if before != behind and (before, behind) in busy_s:
+            out_s, back_s = self._ways_s(before, behind)
+            changed[before, behind] += out_s[other - 1] - out_s[unit - 1]
+            changed[behind, before] += back_s[other - 1] - back_s[unit - 1]
+        return changed
 
     def _begins(self, places: Sequence[int]) -> tuple[int, ...]:
         until_s, units = self._until_s, self._stages[-1].end_unit
@@ -188,14 +212,17 @@ class _Loads:
             begins.append(end)
         return (*begins[:-1], units)
 
-    def busy_s(self, begins: Sequence[int], places: Sequence[int], *, ways: bool = True) -> tuple[float, ...]:
-        """Return the seconds of all devices and ways, the busiest first."""
-        busy_s = defaultdict[tuple[int, int], float](float)
+    def busiest_s(self, begins: Sequence[int], places: Sequence[int]) -> float:
+        """Return the seconds of the busiest device or way for a micro-batch."""
+        return max(self._busy_s(begins, places).values())
+
+    def _busy_s(self, begins: Sequence[int], places: Sequence[int], *, ways: bool = True) -> Busy:
+        busy_s = dict.fromkeys(((place, place) for place in places), 0.0)
         for place, (begin, end) in zip(places, pairwise(begins), strict=True):
             busy_s[place, place] += self._until_s[place][end] - self._until_s[place][begin]
         for (here, there), cut in zip(pairwise(places), begins[1:], strict=False):
             if ways and here != there:
                 out_s, back_s = self._ways_s(here, there)
-                busy_s[here, there] += out_s[cut - 1]
-                busy_s[there, here] += back_s[cut - 1]
-        return tuple(sorted(busy_s.values(), reverse=True))
+                busy_s[here, there] = busy_s.get((here, there), 0.0) + out_s[cut - 1]
+                busy_s[there, here] = busy_s.get((there, here), 0.0) + back_s[cut - 1]
+        return busy_s
