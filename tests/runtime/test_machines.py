@@ -20,6 +20,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import PeerLostError
 from spantrain.runtime.coordinator.coordinator import Coordinator
+from spantrain.runtime.coordinator.roster import DeviceLostError
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.transport.control.credentials import Credentials
@@ -91,6 +92,21 @@ def test_a_worker_that_dies_in_the_first_step_ends_its_replica_too(machines, rep
         result.result(PATIENCE_S)
     other.wait(PATIENCE_S)
     assert "device s0r1 was lost: its connection closed" in run.has_said("s0r0")
+
+
+def test_one_that_is_stopped_on_its_machine_is_lost_whatever_its_replica_says(start, machines, replicas):
+    """Which fails in the same moment, in the sum that both are at, and lays it on the other one."""
+    run = machines(replicas)
+    run.join(replicas, "s0r0")
+    join, token = run.coordinator.join_address, run.coordinator.token
+    other = start("worker", "--join", join, "--name", "s0r1", "--backend", "emulated", SPANTRAIN_TOKEN=token)
+    wait_for(run.coordinator, replicas.devices, PATIENCE_S, run.told)
+    result = run.train(replicas)
+    until(lambda: run.told.steps)
+    other.process.send_signal(signal.SIGINT)
+    with pytest.raises(DeviceLostError, match="device s0r1 was lost: it was stopped on its machine"):
+        result.result(PATIENCE_S)
+    assert other.end()[0] == 130
 
 
 @pytest.mark.tensor_parallel

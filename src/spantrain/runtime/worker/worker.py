@@ -283,10 +283,13 @@ class Worker:
 
         Raises:
             WorkerError, PeerLostError: the last one failed, here or elsewhere; or the coordinator is lost.
+            Interrupted: this worker was stopped under one.
         """
         outcome: requests.OrderOutcome | None = None
         while (answer := self._next_order(outcome)).order is not None:
             outcome = self._carry_out(answer.order)
+            if self._stopped is not None and outcome.failure is not None:
+                raise Interrupted(self._stopped)  # with its goodbye it is lost: others may fail for its sake
         self._dismissed = True
         self._orders.dismissed()
         failure = outcome.failure if outcome else None
