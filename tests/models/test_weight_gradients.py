@@ -9,8 +9,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
+from spantrain.core.span import Span
 from spantrain.models.execution.segment import HeldSegment, Segment
-from spantrain.models.units import UnitModule
+from spantrain.models.execution.stage import StageExecutor
+from spantrain.models.units import ModuleUnit, UnitModule
 from spantrain.models.weight_gradients import Final
 
 WIDTH = 6
@@ -348,3 +350,44 @@ def test_frozen_parameters_are_left_out() -> None:
     assert {name for name, parameter in module.named_parameters() if parameter.grad is None} == {
         "up.weight", "down.bias",
     }  # fmt: skip
+
+
+class Adapted(nn.Module):
+    """A frozen layer between layers that are trained."""
+
+    def __init__(self, base: nn.Module, width: int) -> None:
+        super().__init__()
+        self.base, self.scale = base.requires_grad_(False), nn.Parameter(torch.ones(width, 1) * 0.5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.tanh(self.base(hidden * self.scale)) + hidden
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(64, 64), Conv1D(64, 64), nn.Conv1d(64, 64, 3, padding=1)])
+def test_spans_in_flight_hold_no_copies_of_frozen_weights_that_autocast_rounds(layer: nn.Module) -> None:
+    """With the gradients that plain PyTorch has then."""
+    rows, length = (64, 4) if isinstance(layer, nn.Conv1d) else (4, 64)
+    model = nn.Sequential(Adapted(layer, rows), Adapted(copy.deepcopy(layer), rows))
+    plain, given = copy.deepcopy(model), torch.randn(1, rows, length)
+    stage = StageExecutor(
+        [ModuleUnit("first", model[0]), ModuleUnit("second", model[1])],
+        is_last=False, global_batch=3, dtype="bfloat16",
+    )  # fmt: skip
+    gradient, spans = torch.randn(1, rows, length), [Span(step, step + 1) for step in range(3)]
+    (first, *_), held = (
+        [stage.forward(span, (given.clone().requires_grad_(),), {}) for span in spans],
+        stage.meter.now_bytes,
+    )
+    assert held <= len(spans) * 8 * given.nbytes
+    for span in spans:
+        (back,) = stage.backward_input(span, (gradient,))
+        stage.backward_weight(span)
+    own = given.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = plain(own)
+    result.backward(gradient)
+    assert torch.equal(first[0], result.detach())
+    assert torch.equal(back, own.grad)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, 3 * plain.get_parameter(name).grad)

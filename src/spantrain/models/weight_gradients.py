@@ -29,6 +29,9 @@ Final = Callable[[Iterable[nn.Parameter]], None]
 class Product(ABC):
     """What a layer makes of its input and its weights, linear in both."""
 
+    needs_input = True
+    """Whether the gradient of the input is made of the input, too: of its shape."""
+
     def suits(self, tensor: Tensor, weight: Tensor) -> bool:  # noqa: ARG002
         """Whether it knows such an input."""
         return True
@@ -52,6 +55,8 @@ class Product(ABC):
 
 class Linear(Product):
     """A linear layer; its weight is `(outputs, inputs)`."""
+
+    needs_input = False
 
     def forward(self, tensor: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return `(..., outputs)`; no view, so that what follows may write into it."""
@@ -225,18 +230,21 @@ class _Halved(torch.autograd.Function):
         if torch.is_autocast_enabled(kind) and tensor.dtype is not torch.float64:
             dtype = torch.get_autocast_dtype(kind)
             tensor, weight, bias = tensor.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-        ctx.save_for_backward(tensor)
+        # Not the weight that was cast: each span in flight would hold a copy of its own of one that is frozen.
+        ctx.save_for_backward(*[tensor] * (ctx.weight.requires_grad or product.needs_input))
         return product.forward(tensor, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         """Return the gradient of the input, and those of weight and bias unless they are left."""
-        (tensor,) = ctx.saved_tensors
+        (tensor,) = ctx.saved_tensors or (gradient,)
         product, weight = ctx.product, ctx.weight
-        wants_input, _, wants_bias = ctx.needs_input_grad[:3]
+        wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         bias = ctx.bias if wants_bias else None
         cast = weight.detach().to(tensor.dtype)
         of_input = product.input_gradient(gradient, tensor, cast).to(ctx.dtype) if wants_input else None
+        if not wants_weight:
+            return of_input, None, None if bias is None else product.bias_gradient(gradient).to(bias.dtype), None, None
         if ctx.to.later:
             # Without the graph that made it, which would stay with it.
             ctx.to.left.append(_LayerWork(product, weight, bias, tensor.detach(), gradient))
@@ -251,11 +259,19 @@ class DeferringLayer:
     deferral: Deferral | None = None
 
     def defers(self, product: Product, tensor: Tensor, weight: Tensor) -> bool:
-        """Whether it leaves something now: there is where to, its weight is trained, and all of its input is here."""
-        if self.deferral is None or self.deferral.to is None or not torch.is_grad_enabled():
-            return False
+        """Whether it goes back as it does here, all of its input being here.
+
+        With a weight that is trained it does where there is something to leave things in; with a frozen one, where
+        that is cast.
+        """
         is_plain = type(tensor) is Tensor and isinstance(weight, nn.Parameter)
-        return is_plain and weight.requires_grad and product.suits(tensor, weight)
+        if self.deferral is None or not (is_plain and torch.is_grad_enabled() and product.suits(tensor, weight)):
+            return False
+        if weight.requires_grad:
+            return self.deferral.to is not None
+        kind = tensor.device.type
+        cast = torch.is_autocast_enabled(kind) and weight.dtype is not torch.get_autocast_dtype(kind)
+        return cast and tensor.requires_grad and tensor.dtype is not torch.float64
 
     def multiplied(self, product: Product, tensor: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the layer's output."""
