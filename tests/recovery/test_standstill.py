@@ -10,8 +10,13 @@ from spantrain.recovery.standstill import Standstill
 NAMES = ("a", "b", "c", "d")
 
 
-def stood(cut: set[frozenset[str]], until_s: float, *, limit_s: float = 6.0) -> tuple[Standstill, list[str]]:
-    """Three steps of a second, then none; all answer each question at once. Returns what was told, too."""
+def stood(
+    cut: set[frozenset[str]], until_s: float, *, limit_s: float = 6.0, silent: str = ""
+) -> tuple[Standstill, list[str]]:
+    """Three steps of a second, then none; all answer each question at once. Returns what was told, too.
+
+    `silent`: reaches all whom it dials; it answers first.
+    """
     watch, told = Standstill(NAMES, 0.0, limit_s), list[str]()
     for step in range(3):
         assert not watch.asks(step + 0.9)
@@ -21,8 +26,8 @@ def stood(cut: set[frozenset[str]], until_s: float, *, limit_s: float = 6.0) -> 
         now_s += 0.1
         told += filter(None, [watch.said(now_s, 3, ("a", "b"))])
         if watch.asks(now_s):
-            for name in NAMES:
-                others = [other for other in NAMES if frozenset((name, other)) in cut]
+            for name in sorted(NAMES, key=lambda name: name != silent):
+                others = [other for other in NAMES if frozenset((name, other)) in cut and name != silent]
                 watch.on_answer(now_s, name, watch.round, others)
         if watch.lost(now_s):
             break
@@ -46,6 +51,13 @@ def test_a_device_that_no_other_reaches_is_told_of_and_given_up_after_the_limit(
     assert watch.lost(3.0 + 3.0 + 4.0) == {}
     (reason,) = watch.lost(10.5).values()
     assert reason.startswith("nothing passes between it and a, b, c for 4.")
+
+
+def test_it_is_enough_that_those_who_dial_it_do_not_reach_it():
+    """As behind another address than it had: what it dials itself it reaches."""
+    watch, told = stood({frozenset(("d", other)) for other in "abc"}, 20.0, silent="d")
+    assert "after 6 s the run goes on without d" in told[0]
+    assert [*watch.lost(20.0)] == ["d"]
 
 
 def test_what_heals_in_time_is_forgotten():

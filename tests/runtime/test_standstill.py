@@ -24,7 +24,7 @@ from testing.runtime.runs import OneProcess
 THIRDS = [Span(0, 2), Span(2, 4), Span(4, 6)]
 
 
-def test_who_listens_or_refuses_is_reached_and_who_is_silent_is_not():
+def test_who_listens_or_refuses_is_reached_and_who_is_silent_or_nowhere_is_not():
     with socket.create_server(("127.0.0.1", 0)) as there, socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         closed = full.getsockname()[1]
@@ -34,6 +34,8 @@ def test_who_listens_or_refuses_is_reached_and_who_is_silent_is_not():
             PeerAddress(name="dials itself", endpoint="", public_key=""),
         ]
         assert unreached(peers, 0.5) == ()
+        nowhere = PeerAddress(name="nowhere", endpoint="tcp://255.255.255.255:9", public_key="")  # an error at once
+        assert unreached([*peers, nowhere], 0.3) == ("nowhere",)
         with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
             place = deaf.getsockname()
             # A queue that is full answers no more, as a network that is cut.

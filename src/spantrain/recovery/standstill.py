@@ -31,8 +31,9 @@ class Standstill:
         self.round = 0
         """Of questions: it grows when devices are to answer anew."""
         self._asked_s = 0.0
-        self._answered: dict[str, frozenset[str]] = {}
-        self._cut_since_s: dict[frozenset[str], float] = {}
+        self._answered = set[str]()
+        self._unreached_since_s: dict[tuple[str, str], float] = {}
+        """By who says it, and of whom."""
         self._told = False
 
     def on_step(self, now_s: float) -> None:
@@ -40,7 +41,7 @@ class Standstill:
         self._steps_s.append(now_s - self._begun_s)
         self._begun_s, self._told = now_s, False
         self._answered.clear()
-        self._cut_since_s.clear()
+        self._unreached_since_s.clear()
 
     def asks(self, now_s: float) -> bool:
         """Return whether devices are to be asked now, which then counts as done; ask often."""
@@ -54,16 +55,27 @@ class Standstill:
         return True
 
     def on_answer(self, now_s: float, device: str, number: int, unreached: Iterable[str]) -> None:
-        """Take which others a device cannot reach; of an earlier question nothing is taken."""
+        """Take which others a device cannot reach; of an earlier question nothing is taken.
+
+        What one says of another counts until it says otherwise itself: the other may not have to dial it.
+        """
         if number != self.round or device not in self._devices:
             return
-        self._answered[device] = frozenset(unreached) & frozenset(self._devices) - {device}
-        for other in self._devices:
-            pair = frozenset((device, other))
-            if other in self._answered[device]:
-                self._cut_since_s.setdefault(pair, now_s)
-            elif device not in self._answered.get(other, ()):
-                self._cut_since_s.pop(pair, None)
+        self._answered.add(device)
+        cut = frozenset(unreached)
+        for other in frozenset(self._devices) - {device}:
+            if other in cut:
+                self._unreached_since_s.setdefault((device, other), now_s)
+            else:
+                self._unreached_since_s.pop((device, other), None)
+
+    @property
+    def _cut_since_s(self) -> dict[frozenset[str], float]:
+        """By pair of devices, since when one of them has not reached the other."""
+        return {
+            frozenset((one, other)): min(since_s, self._unreached_since_s.get((other, one), since_s))
+            for (one, other), since_s in self._unreached_since_s.items()
+        }
 
     def said(self, now_s: float, step: int, awaited: Collection[str]) -> str:
         """Return what people are to be told now, once for each standstill.

@@ -140,7 +140,7 @@ class OrderRunner:
         while self._groups:
             self._groups.pop().abort()
         if self._before is not None:
-            endpoints = (self._mailbox.endpoint, *(peer.endpoint for peer in self._mailbox.peers))
+            endpoints = (self._mailbox.endpoint, *(peer.endpoint for peer in self._mailbox.dialled))
             cut(self._before, {endpoint.removeprefix("tcp://") for endpoint in endpoints})
 
     def _as_here(self, order: object) -> object:

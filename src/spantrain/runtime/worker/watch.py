@@ -10,6 +10,7 @@ be given up either. Both end at once when the connections that they wait on do. 
 none are found.
 """
 
+import errno
 import os
 import selectors
 import socket
@@ -166,6 +167,8 @@ def cut(before: frozenset[tuple[int, str]], spare: Collection[str] = ()) -> None
 
 _WAIT_S = 2.0
 """For all connections together: several times what a packet takes that is lost once."""
+_ANSWERED = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+"""What becomes of a connection to a machine that is reached; on the way there, others say that there is none."""
 
 
 def unreached(peers: Iterable[PeerAddress], wait_s: float = _WAIT_S) -> tuple[str, ...]:
@@ -173,18 +176,24 @@ def unreached(peers: Iterable[PeerAddress], wait_s: float = _WAIT_S) -> tuple[st
 
     Those that cannot be dialled are left out: they dial themselves.
     """
+    found = set[str]()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for name, family, address in _dialled(peers):
             line = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             line.setblocking(False)
-            with suppress(OSError):
-                line.connect_ex(address)
-            selector.register(line, selectors.EVENT_WRITE, name)
+            begun = line.connect_ex(address)
+            if begun == errno.EINPROGRESS:
+                selector.register(line, selectors.EVENT_WRITE, (name, line))
+            elif begun not in _ANSWERED:
+                found.add(name)
         until_s = time.monotonic() + wait_s
         while selector.get_map() and (left_s := until_s - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
                 selector.unregister(key.fileobj)
-        return tuple(sorted(key.data for key in selector.get_map().values()))
+                name, line = key.data
+                if line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in _ANSWERED:
+                    found.add(name)
+        return tuple(sorted({*found, *(key.data[0] for key in selector.get_map().values())}))
 
 
 def _dialled(peers: Iterable[PeerAddress]) -> Iterator[tuple[str, int, tuple[Any, ...]]]:

@@ -325,9 +325,9 @@ class Worker:
         self._asked_reach = asked
 
     def _tell_reach(self, number: int) -> None:
-        """Tell the coordinator which peers cannot be reached."""
+        """Tell the coordinator which peers that are dialled cannot be reached."""
         with contextlib.suppress(SpanTrainError):  # the order may be over by then
-            self._control.ask(requests.Reach(number=number, unreached=unreached(self._mailbox.peers)))
+            self._control.ask(requests.Reach(number=number, unreached=unreached(self._mailbox.dialled)))
 
     def _cannot_go_on(self, fault: str) -> None:
         """Have the process end, with the order under way if that notices, and else all the same."""

@@ -51,10 +51,10 @@ class MailboxLike(ABC):
         return self._exchange.generation
 
     @property
-    def peers(self) -> tuple[PeerAddress, ...]:
-        """The peers of the last `set_peers`, without this side."""
+    def dialled(self) -> tuple[PeerAddress, ...]:
+        """Those peers of the last `set_peers` that this side dials; the others dial it, and need not be reached."""
         with self._exchange.condition:
-            return tuple(known.peer for known in self._exchange.peers.values())
+            return tuple(known.peer for known in self._exchange.peers.values() if known.dials)
 
     def set_peers(self, generation: int, peers: Iterable[PeerAddress], *, dial: bool = True) -> None:
         """Replace the set of peers; nobody else may connect or send.
