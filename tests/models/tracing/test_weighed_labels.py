@@ -133,3 +133,20 @@ def test_labels_by_another_name_are_told_to_count_in_each_micro_batch() -> None:
     found = build_graph(resolve_model(f"{FILE}:labels_by_another_name")).units[-1].whole_micro_batch
     assert found is not None
     assert "the batch names none `labels`" in found.why
+
+
+@pytest.mark.parametrize("name", ["mean_of_words_by_hand", "mean_of_chosen_words", "mean_of_words_replaced"])
+def test_means_that_leave_words_out_by_hand_are_told_and_are_of_a_micro_batch(name: str) -> None:
+    """Though no sample of the example batch shows it; and after batches that left none out."""
+    spec = resolve_model(f"{FILE}:{name}")
+    found = build_graph(spec).units[-1].whole_micro_batch
+    assert found is not None
+    assert "mean over labels that are not 0" in found.why
+    units, loaded = build_units(spec, seed=0), whole_of(name)
+    with torch.no_grad():
+        for labels in (loaded.batch.labels, torch.arange(48).reshape(8, 6) % 5):
+            batch = replace(loaded.batch, labels=labels)
+            for span in (slice(0, 3), slice(3, 8)):
+                rows = {number: row[span] for number, row in batch.rows.items()}
+                wanted = loaded.loss(loaded.module(rows[0]), rows[LABELS], len(rows[0]))
+                assert float(loss_of(units, rows)) == pytest.approx(float(wanted), rel=1e-6)

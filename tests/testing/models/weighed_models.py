@@ -181,3 +181,27 @@ class Told(Words):
 
 def labels_by_another_name():
     return Told(ignore_index=0), {"tokens": _TOKENS, "told": _TOKENS.clamp(min=1)}
+
+
+def _of_words(loss):
+    return nn.Sequential(nn.Embedding(CLASSES, WIDTH), *_layers()), (_TOKENS, _TOKENS.clamp(min=1)), loss
+
+
+def mean_of_words_by_hand():
+    def loss(outputs, labels):
+        counted = (labels != 0).float()
+        each = functional.cross_entropy(outputs.transpose(1, 2), labels, reduction="none")
+        return (each * counted).sum() / counted.sum()
+
+    return _of_words(loss)
+
+
+def mean_of_chosen_words():
+    return _of_words(lambda outputs, labels: functional.cross_entropy(outputs[labels != 0], labels[labels != 0]))
+
+
+def mean_of_words_replaced():
+    def loss(outputs, labels):
+        return functional.cross_entropy(outputs.transpose(1, 2), labels.masked_fill(labels == 0, -100))
+
+    return _of_words(loss)

@@ -190,19 +190,26 @@ class WholeMeans(TorchFunctionMode):
     def _per_sample(self, call: Mapping[str, Any]) -> Tensor | None:
         """Return what a sample of the step counts on average; None: it is no mean over labels as they are here."""
         number, self._means = self._means, self._means + 1
-        column = self._known.get(number)
-        if column is None:
-            same = self._same(call["target"].flatten())
-            column = same[0] if same else None
-            if len(same) == 1:
-                self._known[number] = same[0]
-        return self._fitting(call) if column is None else self._mean(call, column)
+        target, padded = call["target"].flatten(), functional.pad(self._behind, (0, 1), value=IGNORED_LABEL)
+        shifted = [labels.flatten().to(target) for labels in (self._labels, self._behind, padded)]
+        kind = self._known.get(number)
+        if kind is not None and shifted[kind].shape == target.shape:
+            # Others, such as some that the model has replaced by now, are meant over what is here.
+            return torch.where((target == shifted[kind]).all(), self._mean(call, min(kind, 1)), self._here(call))
+        same = [
+            kind for kind, labels in enumerate(shifted) if target.shape == labels.shape and torch.equal(target, labels)
+        ]
+        if len(same) == 1:
+            self._known[number] = same[0]
+        return self._mean(call, min(same[0], 1)) if same else self._fitting(call)
 
-    def _same(self, target: Tensor) -> list[int]:
-        """Return which labels a mean is over: all of them (0), those behind each sample's first (1), or either."""
-        padded = functional.pad(self._behind, (0, 1), value=IGNORED_LABEL)
-        shifted = ((of, labels.flatten()) for of, labels in ((0, self._labels), (1, self._behind), (1, padded)))
-        return [of for of, labels in shifted if target.shape == labels.shape and torch.equal(target, labels.to(target))]
+    def _here(self, call: Mapping[str, Any]) -> Tensor:
+        """Return what the labels here count on average."""
+        target, weight = call["target"].flatten(), call["weight"]
+        kept = target != call["ignore_index"]
+        each = kept if weight is None else kept * weight[torch.where(kept, target, 0)]
+        average: Tensor = each.sum() / self._labels.shape[0]
+        return average
 
     def _mean(self, call: Mapping[str, Any], column: int) -> Tensor:
         """Return what a sample's labels count on average, of all or of those behind the first."""

@@ -5,6 +5,7 @@ are accumulated over the same ones. Sequences that are packed into one sample mu
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -89,16 +90,35 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Chec
             why = how or f"what {unit.name} makes of a sample depends on the others beside it"
             whole.setdefault(index, WholeMicroBatch(why=why))
     loss, by_two, by_one = (sum(float(some[last][0]) for some in found) for found in ([together], pairs, alone))
-    how = how or _UNNAMED * (loaded.batch.weighs and loaded.batch.labels is None)
-    if is_close(loss, by_one) and how != _UNNAMED:
+    counts = _UNNAMED if batch.weighs and batch.labels is None else ""
+    if is_close(loss, by_one) and not (counts := counts or _counting_by_hand(units, batch)):
         return CheckedUnits(at=units.__getitem__, whole=whole)
     if is_close(loss, _SAMPLES * by_one) and is_close(by_two, _FEW * by_one) and by_one:
         return CheckedUnits(at=units.__getitem__, whole=whole, sums_samples=True)
-    why = how or f"the loss of {units[last].name} is over all samples at once, not over each by itself"
+    why = counts or how or f"the loss of {units[last].name} is over all samples at once, not over each by itself"
     fewest = 2 if abs(by_one) <= _TOLERANCE * abs(loss) else 1
     return CheckedUnits(
         at=units.__getitem__, whole={**whole, last: replace(whole.get(last, WholeMicroBatch(why=why)), fewest=fewest)}
     )
+
+
+@torch.no_grad()
+def _counting_by_hand(units: Sequence[UnitModule], batch: ModelBatch) -> str:
+    """Return how the loss is over all samples at once where one has labels that stand for none; empty: it is not."""
+    labels = batch.labels
+    for number in (0, -1) if labels is not None and labels.dim() > 1 and not labels.is_floating_point() else ():
+        assert labels is not None
+        some = labels.clone()
+        some[0, : (labels.shape[1] + 1) // 2] = number
+        other = replace(batch, labels=some)
+        with suppress(RuntimeError, ValueError, IndexError, ConfigError):  # there is no such label
+            together = float(_outputs(units, other, 0, _SAMPLES)[-1][0])
+            alone = sum(float(_outputs(units, other, row, 1)[-1][0]) for row in range(_SAMPLES))
+            if not is_close(together, alone):
+                return (
+                    f"the loss is a mean over labels that are not {number}, made without torch's cross_entropy for it"
+                )
+    return ""
 
 
 def _outputs(
