@@ -130,6 +130,7 @@ def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_p
         assert outcome.loads_with == "transformers"
         found = logits(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
         torch.testing.assert_close(found, wanted)
+        assert outcome.parameters == base.num_parameters()
         return
     assert outcome.loads_with == "peft"
     assert outcome.parameters == sum(

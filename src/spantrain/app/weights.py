@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file, save_model
+from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 
 from spantrain.app.weight_folder import STATISTICS, FoundWeights, find_weights, unused_weights
@@ -90,9 +90,7 @@ def export_run(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         example, logits_sha256 = _example(whole)
-        own = (one for name, one in whole.module.named_parameters() if not (name in untrained or one.is_meta))
-        parameters = sum(one.numel() for one in own)
-        loads_with = _save_as_given(whole.module, manifest.model, partial, dtype=dtype, merge=merge)
+        loads_with, written = _save_as_given(whole.module, manifest.model, partial, dtype=dtype, merge=merge)
         if example:
             save_file(example, partial / EXAMPLE_FILE)
         partial.rename(to)  # in the place of an empty folder, if there is one
@@ -105,7 +103,7 @@ def export_run(
         folder=str(to),
         model=manifest.model.name,
         steps=manifest.step,
-        parameters=parameters,
+        parameters=sum(one.numel() for name, one in written.items() if name not in untrained),
         size_bytes=sum(path.stat().st_size for path in to.glob("*model*.safetensors")),
         loads_with=loads_with,
         logits_sha256=logits_sha256,
@@ -214,8 +212,10 @@ def _example(whole: UnsplitModel) -> tuple[dict[str, Tensor], str]:
     return {**inputs, "logits": logits}, hashlib.sha256(logits.numpy().tobytes()).hexdigest()
 
 
-def _save_as_given(module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: str, merge: bool) -> str:
-    """Write a model as its class would; return what loads it.
+def _save_as_given(
+    module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: str, merge: bool
+) -> tuple[str, Mapping[str, Tensor]]:
+    """Write a model as its class would; return what loads it, and the parameters that were written.
 
     Adapters of `peft` are written alone, or with `merge` as part of the weights. Of the folder that the model came from
     everything is copied that is no weights; its `use_cache` is put back.
@@ -256,8 +256,8 @@ def _save_as_given(module: nn.Module, spec: ModelSpec, folder: Path, *, dtype: s
         save_model(model, str(folder / "model.safetensors"))
     _copy_besides(spec, source, folder)
     if adapters:
-        return "peft"
-    return "transformers" if isinstance(model, PreTrainedModel) else "safetensors"
+        return "peft", load_file(folder / "adapter_model.safetensors")
+    return "transformers" if isinstance(model, PreTrainedModel) else "safetensors", dict(model.named_parameters())
 
 
 def _source(spec: ModelSpec, base: nn.Module) -> Path | None:
