@@ -16,7 +16,7 @@ from spantrain.app.training.run_folder import read_run_record
 from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.core.plan import Replica, Stage
 from spantrain.core.span import Span
-from spantrain.errors import UsageError
+from spantrain.errors import ConfigError, UsageError
 from spantrain.library.callbacks import UserReporter
 from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data, with_loss
@@ -143,6 +143,21 @@ def test_fit_on_data_in_this_process(mine, tmp_path):
     assert told.folders[-1] == f"step-{len(losses)}"
 
 
+def test_a_loop_whose_steps_are_all_done_keeps_what_it_has_trained(mine, tmp_path):
+    """However long it takes to ask for it; a batch more is refused by name."""
+    batches = sampled(mine.Samples(48))[:2]
+    with spantrain.session(
+        mine.build, mine.loss, ADAMW, args=arguments(tmp_path / "run", max_steps=2), measure=False
+    ) as session:
+        for batch in batches:
+            session.step(batch)
+        session._loop._thread.join()  # the devices are done
+        with pytest.raises(UsageError, match=r"all 2 steps \(max_steps\) of this session are done: end the loop there"):
+            session.step(batches[0])
+        check_weights(session.state_dict(), plain_torch(mine, batches)[1])
+        assert session.save() == tmp_path / "run/checkpoint/step-2"
+
+
 class OutOfPatience(Exception):
     """What a user's loop may raise."""
 
@@ -159,7 +174,9 @@ def test_a_loop_of_ones_own(mine, tmp_path):
             found.extend(session.step(batch) for batch in batches[:2])
             states.append(session.state_dict())
             found.extend(session.step(batch) for batch in batches[2:])
-            with pytest.raises(ValueError, match="one row for each of 12"):
+            with pytest.raises(
+                ConfigError, match="step 6: the batch has 3 samples, and each step takes 12: DataLoader"
+            ):
                 session.step((torch.zeros(3, 8), torch.zeros(3)))
             states.append(session.state_dict())
             raise OutOfPatience

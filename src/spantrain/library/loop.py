@@ -61,14 +61,18 @@ class StepSession:
         whose last tensor is the labels; `global_batch` samples first. It is sent to the devices that read it.
 
         Raises:
-            ConfigError: the batch is something else.
-            ValueError: it has another number of samples.
+            ConfigError: the batch is something else, or has another number of samples.
+            UsageError: all steps of the session are done.
             WorkerError, PeerLostError: a device failed or was lost.
         """
-        found = batch_of(batch, self._model, source=f"step {self._loop.steps_done}", trains=True)
+        source = f"step {self._loop.steps_done}"
+        found = batch_of(batch, self._model, source=source, trains=True)
         if found.labels is None:
+            raise ConfigError(f"{source}: the batch has no labels; add them, under the key `labels`")
+        if found.samples != self.global_batch:
             raise ConfigError(
-                f"step {self._loop.steps_done}: the batch has no labels; add them, under the key `labels`"
+                f"{source}: the batch has {found.samples} samples, and each step takes {self.global_batch}: "
+                "DataLoader(..., batch_size=session.global_batch, drop_last=True), or another train_batch_size"
             )
         outcome = self._loop.step(found.inputs, found.labels)
         assert outcome.loss is not None

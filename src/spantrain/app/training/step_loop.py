@@ -74,10 +74,15 @@ class StepLoop:
         """Train one step on this batch; returns when all devices have reported it, before they update.
 
         Raises:
-            UsageError: the run has ended.
+            UsageError: the run has ended, or all its steps are done.
             ValueError: a tensor does not have one row for each sample of the global batch.
             WorkerError, PeerLostError: a device failed or was lost.
         """
+        total = self._request.job.steps
+        if self._error is None and self._next_step >= total:
+            raise UsageError(
+                f"all {total} steps (max_steps) of this session are done: end the loop there, or give more"
+            )
         self._check_running()
         self._batches.give(self._next_step, inputs, labels)
         outcome = self._wait_for(StepOutcome)
@@ -100,15 +105,16 @@ class StepLoop:
         """Write a checkpoint of what is trained so far; return its folder.
 
         Raises:
-            UsageError: the run has ended, or keeps no checkpoints, or has done no step.
+            UsageError: the run has ended before, or keeps no checkpoints, or has done no step.
             WorkerError, PeerLostError: a device failed or was lost.
         """
         name = f"step-{self._next_step}"
         if Path(self._saved).name != name:
-            self._check_running()
+            if self._error is not None:
+                raise self._error
             if not self._request.checkpoints or self._next_step == self._first_step:
                 raise UsageError("nothing to save: this run keeps no checkpoints, or has done no step yet")
-            self._batches.save_before(self._next_step)
+            self._batches.save_before(self._next_step)  # behind the last step one has been written, and told of
             self._saved = self._wait_for(str)
         return self._saved
 
