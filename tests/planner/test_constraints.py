@@ -2,9 +2,13 @@
 
 import pytest
 
+from spantrain.app.profiling.describe import described_profile
 from spantrain.config.cluster_file import load_preset
-from spantrain.errors import PlanError
-from spantrain.planner.request import Constraints, Evaluation, Objective, Quota
+from spantrain.errors import InfeasiblePlanError, PlanError
+from spantrain.models.catalog.catalog import resolve_model
+from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOptions
+from spantrain.planner.request import Constraints, Evaluation, JobSpec, Objective, Quota
 
 LAPTOP = load_preset("laptop")
 
@@ -65,3 +69,16 @@ def test_limits_on_time_and_money_are_told_with_their_numbers():
         "18 USD per hour",
     ]
     assert [found.value(objective) for objective in Objective] == [2.0, 0.01, 3.0]
+
+
+def test_a_limit_on_time_that_a_plan_keeps_is_kept_whatever_is_to_be_least():
+    """Where only interleaved plans keep it, too; a limit that none keeps is told with the one that is nearest."""
+    profile, job = described_profile(LAPTOP, resolve_model("gpt2-tiny")), JobSpec(global_batch=16)
+    fastest = make_plan(profile, job).samples_per_s_predicted
+    limit = Constraints(min_samples_per_s=0.99 * fastest)
+    assert make_plan(profile, job, PlanOptions(constraints=limit)).samples_per_s_predicted == pytest.approx(fastest)
+    cheap = make_plan(profile, job, PlanOptions(constraints=limit, objective=Objective.COST))
+    assert cheap.samples_per_s_predicted >= 0.99 * fastest
+    beyond = PlanOptions(constraints=Constraints(min_samples_per_s=2 * fastest), objective=Objective.COST)
+    with pytest.raises(InfeasiblePlanError, match=f"the closest: auto: {fastest:.4g} samples/s, at least"):
+        make_plan(profile, job, beyond)

@@ -37,7 +37,9 @@ def simulate_stale(
     if steps < 4:
         raise ValueError(f"steps that overlap show their pace after four of them or more, got {steps}")
     if plan.interleaved:
-        raise PlanError("steps do not overlap where stages share devices; leave out --staleness")
+        raise PlanError(
+            "steps do not overlap where stages share devices; plan with --no-interleaving, or leave out --staleness"
+        )
     if options.local:
         raise ValueError("steps that overlap have no adapter (`local`); leave it out")
     return _StaleSimulation(plan, costs, options).run(steps)

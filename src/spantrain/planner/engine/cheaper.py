@@ -25,12 +25,20 @@ _PROPOSED = 6
 
 
 def with_cheaper(strategy: Strategy) -> Strategy:
-    """Return a strategy that is asked under lower limits, too, where there are limits on money."""
+    """Return a strategy that is asked under lower limits, too, where there are limits on money.
+
+    Where time is limited, and what has the least money or energy takes too long, it is asked for the fastest, too.
+    """
 
     def propose(request: PlanRequest) -> tuple[Proposal, ...]:
         limits = request.constraints
         if limits.max_usd_per_step is None and limits.max_usd_per_hour is None:
-            return strategy(request)
+            found = strategy(request)
+            if request.objective is Objective.THROUGHPUT or not all(
+                request.evaluate(one.plan).broken(limits) for one in found
+            ):
+                return found
+            return (*found, *strategy(replace(request, objective=Objective.THROUGHPUT)))
         return _Ladder(strategy, request).proposals()
 
     return propose

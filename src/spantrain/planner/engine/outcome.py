@@ -99,6 +99,18 @@ class StrategyFigures(Record):
     """Proposed, and simulated."""
 
 
+def _times_over(found: Evaluation, limits: Constraints) -> float:
+    """Return how many times over a limit on time or money a plan is, of the one that it misses most."""
+    usd = math.inf if found.usd_per_step is None else found.usd_per_step
+    pairs = (
+        (found.step_s, limits.max_step_s),
+        (limits.min_samples_per_s or 0.0, found.samples_per_s),
+        (usd, limits.max_usd_per_step),
+        (usd * 3600 / found.step_s, limits.max_usd_per_hour),
+    )
+    return max(got / most for got, most in pairs if most is not None)
+
+
 class Ranking:
     """The order of plans that fit, for one set of options."""
 
@@ -106,9 +118,14 @@ class Ranking:
         self._cluster, self._options = cluster, options
 
     def rank(self, entry: tuple[Proposal, Evaluation]) -> tuple[bool, bool, float, float]:
-        """Return what plans are sorted by: what may be chosen first, then the objective, then the step's seconds."""
+        """Return what plans are sorted by: what may be chosen first, then the objective, then the step's seconds.
+
+        What may not is sorted by how far it is over a limit, not by the objective.
+        """
         plan, evaluation = entry[0].plan, entry[1]
-        return bool(self.broken(plan, evaluation)), bool(self.only_to_compare(plan)), *self.value(evaluation)
+        broken, only = bool(self.broken(plan, evaluation)), bool(self.only_to_compare(plan))
+        value, step_s = self.value(evaluation)
+        return broken, only, _times_over(evaluation, self._options.constraints) if broken else value, step_s
 
     def only_to_compare(self, plan: Plan) -> str:
         """Return why a plan gives way to those that can be trained; empty if it need not."""

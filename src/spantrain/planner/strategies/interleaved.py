@@ -9,6 +9,7 @@ kept: equal numbers of layers; each device gets in all about what it had, by the
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, cycle
 from typing import TypeVar
@@ -84,11 +85,13 @@ def with_interleaved(strategy: Strategy) -> Strategy:
         plain = request.restriction is Restriction.NONE and request.job.schedule == JobSpec.schedule
         if not (plain and limits.interleaving) or limits.recompute_all or limits.sequence_parallel:
             return proposals
+        # Limits of time are no bar: these plans may be shorter when they are interleaved.
+        money = replace(limits, min_samples_per_s=None, max_step_s=None)
         done = [
             (evaluation, one.plan)
             for one in proposals
             if (evaluation := request.evaluate(one.plan)).fits
-            and not (evaluation.broken(limits) or limits.broken_by_devices(request.profile.cluster, one.plan.devices))
+            and not (evaluation.broken(money) or limits.broken_by_devices(request.profile.cluster, one.plan.devices))
         ]
         best_s = min((evaluation.step_s for evaluation, _ in done), default=math.inf)
         done.sort(key=lambda entry: entry[0].step_s, reverse=True)
