@@ -59,6 +59,15 @@ def test_random_numbers_of_another_library_are_found_by_numbers():
     assert "draws random numbers otherwise than by functions of torch" in said
 
 
+def test_an_example_batch_whose_loss_is_no_number_is_told_as_such(tmp_path):
+    (tmp_path / "odd.py").write_text(
+        "import torch\ndef build():\n    batch = torch.full((4, 8), float('nan')), torch.zeros(4, 8)\n"
+        "    return torch.nn.Linear(8, 8), batch, torch.nn.functional.mse_loss\n"
+    )
+    with pytest.raises(ConfigError, match="the loss of its example batch is nan, from which nothing is learnt"):
+        build_graph(resolve_model(f"{tmp_path / 'odd.py'}:build"))
+
+
 def test_what_is_drawn_for_no_sample_is_refused():
     said = refusal("chosen_tokens")
     assert "`rand` in blocks.0 draws (3,) and (4,) for 2 and 3 samples" in said

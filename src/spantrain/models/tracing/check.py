@@ -7,6 +7,7 @@ running its forward in both ways and comparing the calls, to be told before it i
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -305,6 +306,11 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
             losses.append(_loss_of_model(spec, loaded, batch))
     if is_close(losses[0], losses[1], tolerance=_ROUNDING):
         return losses[0]
+    if not any(map(math.isfinite, losses)):
+        raise ConfigError(
+            f"model {spec.name}: the loss of its example batch is {losses[0]}, from which nothing is learnt: look at "
+            "the numbers of that batch, and of the weights"
+        )
     written = [name for name, state in _buffers(loaded.module).items() if state != before.get(name)]
     why = (
         f"{draws.unlike[0]}, which cannot be told by sample; use torch.rand, torch.randn or torch.bernoulli"
