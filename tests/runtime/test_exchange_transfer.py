@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from spantrain.core.checkpoint import StoredFile, StoredTensor
 from spantrain.core.messages import ControlKey
 from spantrain.core.shares import TensorPart
+from spantrain.core.span import Span
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, place_of
@@ -119,6 +121,25 @@ def test_what_lies_here_is_not_sent_for():
     exchanged(shelves, files, {"a": whole, "b": {}})
     assert len(shelves["a"].reads) == 1
     assert shelves["b"].reads == []
+
+
+def test_several_files_of_one_device_are_told_apart_whatever_is_wanted_first():
+    """Files of as many bytes: nothing else would tell that they were taken for each other."""
+    full = {**full_tensors(), "w": torch.randn(7).to(torch.bfloat16)}
+    whole = {name: taken_whole(full[name]) for name in ("w", "b")}
+    files = {"f0": stored_file({"b": whole["b"]}), "f1": stored_file({"w": whole["w"]})}
+    files["f1"] = replace(files["f1"], tensors={"w": StoredTensor(part=whole["w"], dtype="bfloat16")})
+    here = Shelf({"f0": {"b": full["b"]}, "f1": {"w": full["w"]}}, files)
+    for first, second in (("w", "b"), ("b", "w")):
+        wanted = {"a": {}, "b": {first: whole[first], second: whole[second]}}
+        got = exchanged({"a": here, "b": Shelf({}, files)}, files, wanted)
+        assert torch.equal(got["b"]["w"], full["w"])
+        assert torch.equal(got["b"]["b"], full["b"])
+
+
+def taken_whole(tensor: torch.Tensor) -> TensorPart:
+    """Return all of a tensor of one dimension."""
+    return TensorPart(full_shape=tuple(tensor.shape), dim=0, ranges=(Span(0, tensor.shape[0]),))
 
 
 def test_the_nearest_is_asked():

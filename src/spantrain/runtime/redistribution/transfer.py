@@ -181,8 +181,8 @@ class TensorExchange:
         return request
 
     def _messages(self, request: Request) -> Iterator[tuple[str, Sequence[exchange.TensorBlock]]]:
-        """Yield what goes in each message that answers a request: a file, and blocks of it."""
-        for name, blocks in request.items():
+        """Yield what goes in each message that answers a request: a file, and blocks of it, the same on both sides."""
+        for name, blocks in sorted(request.items()):  # words have it in an order of their own
             element_bytes = {block.tensor: self._dtype(block.tensor).itemsize for block in blocks}
             for group in exchange.chunks_of(blocks, element_bytes, _CHUNK_BYTES):
                 yield name, group
