@@ -96,7 +96,7 @@ def test_lost_worker_is_named_with_its_log(path_of_plan, lost, request, start, t
     folder = re.escape(str(tmp_path / "SIGKILL"))
     go_on = (
         rf"the newest complete checkpoint is {folder}/checkpoint/step-\d+; go on with: "
-        rf"spantrain train --resume {folder} --steps 1000000 --no-network --lost-after '{PATIENCE}'"
+        rf"spantrain train --resume {folder} --steps 1000000 --lost-after '{PATIENCE}' --on-loss end --no-network"
     )
     is_named(killed, "killed by signal 9", tmp_path / f"SIGKILL/logs/{lost}.log", go_on)
     none = "there is no checkpoint to go on from; --checkpoint-every N writes them"
