@@ -1,11 +1,8 @@
 """What a user sees and what is left behind when a worker, the user or the program itself ends a run early."""
 
 import json
-import os
-import pty
 import re
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,20 +136,6 @@ def test_who_ends_all_processes_of_a_job_ends_it_with_a_checkpoint(start, plan_p
     assert Path(found[2], "manifest.json").is_file()
     assert "lost" not in said
     nothing_is_left(program)
-
-
-def test_whose_terminal_is_closed_leaves_a_checkpoint(plan_path, tmp_path):
-    """As where a connection by ssh breaks: all processes in front get SIGHUP, and nothing can be written there."""
-    child, terminal = pty.fork()
-    if child == 0:
-        words = ("train", plan_path, *FOREVER, "--no-network", "--out", tmp_path)
-        os.execv(sys.executable, [sys.executable, "-m", "spantrain", *map(str, words)])
-    said = b""
-    while b"the first step begins" not in said:
-        said += os.read(terminal, 4096)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
-    assert (tmp_path / "checkpoint/latest").is_file()
 
 
 def test_second_interrupt_ends_at_once(start, slow_plan_path, tmp_path):

@@ -1,11 +1,10 @@
-"""How commands end that do not end well: by an error that nobody foresaw, by Ctrl-C, SIGTERM and SIGHUP."""
+"""How commands end that do not end well: by an error that nobody foresaw, by Ctrl-C and SIGTERM."""
 
 import datetime
 import os
 import platform
 import runpy
 import signal
-import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +102,7 @@ def clean_interrupt(what: str) -> AbstractContextManager[None]:
 def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> AbstractContextManager[None]:
     """Tell of the first signal, which ends what `stop` says will end; a second, or one before that, ends at once.
 
-    SIGTERM and SIGHUP tell `leave` first, which takes longer; a second signal is then like the first.
+    SIGTERM tells `leave` first, which takes longer; a second signal is then like the first.
     """
     leaving = told = False
 
@@ -112,7 +111,7 @@ def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> Abstr
         del frame
         if told:
             os._exit(130)
-        if number != signal.SIGINT and not leaving and leave():
+        if number == signal.SIGTERM and not leaving and leave():
             leaving = True
             return
         told = stop()
@@ -158,27 +157,9 @@ def _stopping_at_once(ends: Callable[[], bool], says: Callable[[], str]) -> Iter
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    def hear(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            _leave_terminal()
-        handler(number, frame)
-
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup: it goes on when its terminal is closed
-        numbers.remove(signal.SIGHUP)
-    before = {number: signal.signal(number, hear) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def _leave_terminal() -> None:
-    """Have what is written go nowhere, if it went to a terminal that is closed: an error there would end all."""
-    for descriptor in (1, 2):
-        with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, descriptor)
-                os.close(nowhere)

@@ -26,8 +26,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Serve until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever ends all of a job's processes: the parent says what ends
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends all of a job's processes: the parent says what ends
+        signal.signal(number, signal.SIG_IGN)
     load()
     assert not {"grpc", "zmq"} & sys.modules.keys(), "they break in a process that forks"
     _say({"ready": True})
