@@ -241,11 +241,12 @@ _FILES = (RUN_FILE, TRACE_FILE, DECISIONS_FILE, SWITCHES_FILE, METRICS_FILE)
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Have a run's folder to oneself; where its disk knows no locks, that is not known.
+    """Have a run's folder to oneself; where its disk knows no locks, that is not known. Nothing of it stays if unused.
 
     Raises:
         ConfigError: another program trains there.
     """
+    is_new = not folder.exists()
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -254,7 +255,13 @@ def alone_in(folder: Path) -> Iterator[None]:
             raise ConfigError(f"{folder}: a run is under way there; wait, stop it, or name another folder") from None
         except OSError:
             pass  # who cannot write there is told by what is written
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if is_new and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+                    (folder / LOCK_FILE).unlink()
+                    folder.rmdir()
 
 
 def check_not_under_way(folder: Path) -> None:
