@@ -67,14 +67,13 @@ def test_what_the_example_batch_does_not_show_is_counted_too(name: str, others: 
 
 
 def test_weights_that_come_up_later_are_refused() -> None:
-    units = build_units(resolve_model(f"{FILE}:weighs_sometimes"), seed=0)
-    labels = torch.full((2, 6), 3)
-    rows = {0: torch.zeros_like(labels), LABELS: labels, COUNTED: counted_labels(labels, 2)}
-    rows |= {EACH: counted_labels(labels, 2, EACH)}
-    if EACH not in units[-1].reads:
-        assert float(loss_of(units, rows)) > 0
-        with pytest.raises(ConfigError, match=r"counts labels unlike .* did not of the example batch"):
-            loss_of(units, {**rows, LABELS: labels + 1})
+    units = build_units(resolve_model(f"{FILE}:weighs_many"), seed=0)
+    assert COUNTED in units[-1].reads
+    few, many = (torch.full((samples, 6), 3) for samples in (2, 6))
+    counted = counted_labels(many, len(many))
+    assert float(loss_of(units, {0: few, LABELS: few, COUNTED: counted}).detach()) > 0
+    with pytest.raises(ConfigError, match=r"counts labels unlike .* did not of the example batch"):
+        loss_of(units, {0: many, LABELS: many, COUNTED: counted})
 
 
 def test_each_number_of_a_step_is_told_with_every_span() -> None:
