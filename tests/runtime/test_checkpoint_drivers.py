@@ -1,7 +1,8 @@
 """Devices that have what they need begin to train while others still exchange: nothing is lost, the loss is right."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from random import Random
 
@@ -11,6 +12,7 @@ import torch
 from spantrain.core.job import TrainJob
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
+from spantrain.errors import Interrupted
 from spantrain.models.build import build_units
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.runtime.channels import DriverChannel
@@ -69,10 +71,16 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
     for box in boxes.values():
         box.set_peers(plan.generation, [other.address for other in boxes.values()])
 
-    def run_device(name: str) -> float:
+    failed: list[Exception] = []
+
+    def check_abort() -> None:
+        if failed:
+            raise Interrupted(str(failed[0]))
+
+    def begin_and_run(name: str) -> float:
         torch.set_num_threads(1)
         executor = executor_of(plan, name)
-        driver = driver_of(plan, name, executor, boxes[name], model)
+        driver = driver_of(plan, name, executor, boxes[name], model, check_abort)
         parameters = executor.named_parameters()
         holding = holding_of(plan, name, graph_of(plan.model), parameters)
         post = DriverChannel(driver, generation=plan.generation, step=DONE)
@@ -82,9 +90,20 @@ def loss_after(plan: Plan, manifest: Manifest, disks: dict[str, Path], model: On
         stage, replica = stage_and_replica(plan, name)
         return driver.run_step(DONE, make_policy(plan.schedule, replica_tasks(plan)[stage][replica])) or 0.0
 
+    def run_device(name: str) -> float:
+        """Have the others end where one fails, as a coordinator would."""
+        try:
+            return begin_and_run(name)
+        except Exception as error:
+            failed.append(error)
+            raise
+
     with ThreadPoolExecutor(len(boxes)) as pool:
         losses = [pool.submit(run_device, name) for name in plan.devices]
-        total = sum(future.result(PATIENCE_S) for future in losses)
+        wait(losses, PATIENCE_S)
+        if failed:
+            raise failed[0]
+        total = sum(future.result() for future in losses)
     for box in boxes.values():
         box.close()
     return total / plan.global_batch
@@ -99,12 +118,19 @@ def executor_of(plan: Plan, name: str) -> StageExecutor:
     )
 
 
-def driver_of(plan: Plan, name: str, executor: StageExecutor, mailbox: MemoryMailbox, model: OneProcess) -> StepDriver:
+def driver_of(
+    plan: Plan,
+    name: str,
+    executor: StageExecutor,
+    mailbox: MemoryMailbox,
+    model: OneProcess,
+    check_abort: Callable[[], None],
+) -> StepDriver:
     stage, _ = stage_and_replica(plan, name)
     device = compute_device()
     feed = SampledFeed(model.data, global_batch=BATCH, seed=JOB.seed)
     return StepDriver(
-        context_of(name, mailbox, feed, StepRecorder(name, steps=1)),
+        context_of(name, mailbox, feed, StepRecorder(name, steps=1), check_abort=check_abort),
         plan,
         stages={
             stage: StageWork(
