@@ -182,9 +182,8 @@ def test_where_files_are_to_stay_none_is_wanted(tmp_path, files):
 def test_what_a_run_begins_with_is_given_and_nothing_else(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(CONTENT)
     (tmp_path / "secret").write_text("x")
-    files = CoordinatorFiles(
-        tmp_path / "out", takes=True, tell=print, begins_with=tmp_path, names=("a.safetensors", "gone.safetensors")
-    )
+    begins_with = {name: tmp_path / name for name in ("a.safetensors", "gone.safetensors")}
+    files = CoordinatorFiles(tmp_path / "out", takes=True, tell=print, begins_with=begins_with)
     assert files.answer("d", FetchPiece(name="a.safetensors", offset=0)).piece == CONTENT
     assert files.answer("d", FetchPiece(name="a.safetensors", offset=HALF)).piece == CONTENT[HALF:]
     assert files.answer("d", FetchPiece(name="a.safetensors", offset=len(CONTENT))).piece == b""

@@ -73,8 +73,7 @@ class RunCheckpoints:
             tell=lambda text: later(lambda: self._reporter.note(text)),
             on_saved=self._saved,
             on_not_saved=self._set.not_saved,
-            begins_with=resume.folder if resume else None,
-            names=tuple(resume.content.files) if resume else (),
+            begins_with={name: resume.folder / name for name in resume.content.files} if resume else {},
             devices=plan.devices,
         )
         return self._files

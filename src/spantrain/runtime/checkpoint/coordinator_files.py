@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 from spantrain.core.checkpoint import StoredFile
@@ -56,8 +57,8 @@ class CoordinatorFiles:
     def __init__(
         self, checkpoints: Path, *, takes: bool, tell: Callable[[str], None],
         on_saved: Callable[[SavedFile], Sequence[int]] = lambda _saved: (),
-        on_not_saved: Callable[[str, int], None] = lambda _device, _step: None, begins_with: Path | None = None,
-        names: Collection[str] = (), devices: Collection[str] = (),
+        on_not_saved: Callable[[str, int], None] = lambda _device, _step: None,
+        begins_with: Mapping[str, Path] = MappingProxyType({}), devices: Collection[str] = (),
     ) -> None:  # fmt: skip
         """Take files below a folder, and give those that the run begins with.
 
@@ -68,14 +69,11 @@ class CoordinatorFiles:
             on_saved: hears of each file that a device has saved, in the thread of that device's call, and returns the
                 steps whose checkpoints are not kept any longer.
             on_not_saved: hears which device has no room on its disk, after which step, in any thread.
-            begins_with: the folder of the checkpoint that the run begins with.
-            names: of its files.
+            begins_with: the files of the checkpoint that the run begins with, by name.
             devices: that save: a checkpoint is whole here with the files of all of them.
         """
         self._checkpoints, self._takes, self._tell, self._on_saved = checkpoints, takes, tell, on_saved
-        self._on_not_saved = on_not_saved
-        self._begins_with, self._names = begins_with, frozenset(names)
-        self._devices = frozenset(devices)
+        self._on_not_saved, self._begins_with, self._devices = on_not_saved, begins_with, frozenset(devices)
         self._storage = Disk()
         self._lock = threading.Lock()
         self._saved: dict[int, dict[str, StoredFile]] = {}
@@ -123,9 +121,9 @@ class CoordinatorFiles:
                 self._known(device, request)
                 return FileWanted(wanted=self._put(request))
             case FetchPiece(name=name, offset=offset):
-                if self._begins_with is None or name not in self._names or offset < 0:
+                if name not in self._begins_with or offset < 0:
                     raise RemoteRefusal(f"the run begins with no file {name[:200]}")
-                return FilePiece(piece=_read(self._begins_with / name, offset))
+                return FilePiece(piece=_read(self._begins_with[name], offset))
 
     def _note_full(self, device: str, told: NotSaved) -> None:
         """Tell of a device whose disk is full; have nothing come of a checkpoint that may never be whole."""
