@@ -10,7 +10,7 @@ from spantrain.core.shares import TensorPart
 from spantrain.errors import ProtocolError
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.control.requests import AheadCopy
-from spantrain.runtime.redistribution.transfer import packed_words
+from spantrain.runtime.words import packed_words
 from spantrain.runtime.worker.keeping import ahead, copying
 from spantrain.runtime.worker.keeping.ahead import AheadTaker
 from spantrain.runtime.worker.keeping.copying import CopyLink

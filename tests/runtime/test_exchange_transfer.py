@@ -16,7 +16,8 @@ from spantrain.core.span import Span
 from spantrain.errors import ConfigError, Interrupted, ProtocolError
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.redistribution.exchange import ExchangeGroup, TensorBlock, place_of
-from spantrain.runtime.redistribution.transfer import TensorExchange, packed_words
+from spantrain.runtime.redistribution.transfer import TensorExchange
+from spantrain.runtime.words import packed_words
 from testing.memory_mailbox import MemoryNetwork
 from testing.patience import PATIENCE_S
 from testing.runtime.parts import dealt, put, taken

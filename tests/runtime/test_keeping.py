@@ -15,7 +15,7 @@ from spantrain.errors import ProtocolError
 from spantrain.recovery.protection import protected
 from spantrain.runtime.checkpoint.holding import Holding
 from spantrain.runtime.redistribution.exchange import HeldTensors
-from spantrain.runtime.redistribution.transfer import packed_words
+from spantrain.runtime.words import packed_words
 from spantrain.runtime.worker.keeping import copying
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender
 from testing.runtime.places import BATCH, HALVES, random_places

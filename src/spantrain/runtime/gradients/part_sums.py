@@ -15,7 +15,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.tensor_parallel.division import put, take
 from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.own_rows import fill
-from spantrain.runtime.redistribution.transfer import packed_words, read_words
+from spantrain.runtime.words import packed_words, read_words
 
 Parts = Mapping[str, TensorPart]
 

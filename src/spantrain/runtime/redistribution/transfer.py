@@ -13,14 +13,11 @@ end needs no word. What comes while a device still gives waits in its memory, at
 JSON, packed, tensors raw bytes; both are checked against what the files are known to hold.
 """
 
-import json
-import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
-from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.core.checkpoint import StoredTensor
 from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
@@ -28,17 +25,13 @@ from spantrain.errors import ConfigError, ProtocolError
 from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.runtime.channels import DriverChannel
 from spantrain.runtime.redistribution import exchange
+from spantrain.runtime.words import packed_words, read_words
 
 _CHUNK_BYTES = 4 * 2**20
-_WORDS_BYTES = 32 * 2**20
-"""Of one message of words, at most."""
-_UNPACKED_BYTES = 64 * 2**20
-"""Of words that came packed, at most."""
 _HAVE, _WANT, _GIVE = "exchange-have", "exchange-want", "exchange-give"
 
 Request = Mapping[str, tuple[exchange.TensorBlock, ...]]
 """Blocks by file."""
-T = TypeVar("T")
 
 
 class _Readable(Record):
@@ -244,28 +237,3 @@ def _is_inside(block: exchange.TensorBlock, part: TensorPart) -> bool:
         len(box) == len(block.box) and all(outer.contains(span) for outer, span in zip(box, block.box, strict=True))
         for box in exchange.boxes_of(part)
     )
-
-
-def packed_words(value: object) -> torch.Tensor:
-    """Return what has a form in JSON as a tensor of bytes."""
-    text = zlib.compress(json.dumps(to_json(value), separators=(",", ":")).encode())
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def read_words(kind: type[T], message: torch.Tensor, peer: str, what: str) -> T:
-    """Return what a peer has packed; `what` it does with that is in the message where it is nothing of the sort.
-
-    Raises:
-        ProtocolError: it is no tensor of bytes, or too large, or of another form.
-    """
-    if message.dtype != torch.uint8 or message.nbytes > _WORDS_BYTES:
-        what = f"{message.nbytes} bytes of {message.dtype}"
-        raise ProtocolError(f"{peer}: sent {what}, words have {_WORDS_BYTES} at most")
-    text = message.numpy().tobytes()
-    try:
-        value: object = json.loads(zlib.decompressobj().decompress(text, _UNPACKED_BYTES))
-    except zlib.error as error:
-        raise ProtocolError(f"{peer}: sent words that cannot be unpacked: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{peer}: sent no JSON: {error}") from None
-    return from_json(kind, value, f"{peer} {what}", error=ProtocolError)

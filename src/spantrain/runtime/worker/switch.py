@@ -41,9 +41,10 @@ from spantrain.runtime.redistribution.exchange import (
     place_of,
     takers_of,
 )
-from spantrain.runtime.redistribution.transfer import TensorExchange, packed_words, read_words
+from spantrain.runtime.redistribution.transfer import TensorExchange
 from spantrain.runtime.step.context import WorkerContext
 from spantrain.runtime.step.stage_member import StageMember, build_member
+from spantrain.runtime.words import packed_words, read_words
 from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, new_optimizer
 
 

@@ -22,8 +22,8 @@ from spantrain.runtime.channels import MailboxMessages, MailboxMessenger
 from spantrain.runtime.checkpoint.holding import Holding, first_names, held_tensors
 from spantrain.runtime.control.orders import FollowOrder, KeptState
 from spantrain.runtime.control.requests import AheadChange, AheadState, Done
-from spantrain.runtime.redistribution.transfer import packed_words, read_words
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
+from spantrain.runtime.words import packed_words, read_words
 from spantrain.runtime.worker.carry_on import LeftState
 from spantrain.runtime.worker.keeping import copying, stage_copy
 from spantrain.runtime.worker.keeping.copying import CopyLink, CopyReceiver, CopySender, Fetch, fetch_from

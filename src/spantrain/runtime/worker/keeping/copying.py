@@ -22,7 +22,8 @@ from spantrain.formats.tensor_bytes import raw_bytes
 from spantrain.runtime.channels import MailboxMessages
 from spantrain.runtime.checkpoint.holding import STATE, Holding, described, held_tensors, put_back, wanted_of
 from spantrain.runtime.redistribution.exchange import HeldTensors
-from spantrain.runtime.redistribution.transfer import dtype_of, packed_words, read_words
+from spantrain.runtime.redistribution.transfer import dtype_of
+from spantrain.runtime.words import packed_words, read_words
 from spantrain.runtime.worker.switch import Held, read_held
 
 PIECE_BYTES = 2**20
