@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,7 @@ def _serve(address: str) -> None:
     gc.disable()
     _load()
     gc.freeze()  # what is loaded stays, and its pages stay shared
+    gc.set_threshold(10_000, 20, 50)
     gc.enable()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
@@ -219,7 +221,7 @@ def _serve(address: str) -> None:
 
 
 def _load() -> None:
-    """Load all that forks may have; gRPC and ZeroMQ, and what needs them, break when they are forked."""
+    """Load all that forks may have; gRPC and ZeroMQ break in them only if they were used before."""
     from spantrain.runtime.launch import fork_server
 
     fork_server.load()
@@ -228,13 +230,13 @@ def _load() -> None:
 
     import spantrain
 
-    breaking = dict.fromkeys(("grpc", "zmq"))  # a module that is None cannot be imported
-    sys.modules.update(breaking)  # type: ignore[arg-type]
+    with contextlib.suppress(ImportError):
+        importlib.import_module("typer._adapters")  # newer ones load pydantic for the first command
     for module in pkgutil.walk_packages(spantrain.__path__, "spantrain."):
         with contextlib.suppress(ImportError):
             importlib.import_module(module.name)
-    for name in breaking:
-        del sys.modules[name]
+    for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        one.atexit = False  # torch's take down its operators, one after the other, at the end of each process
 
 
 def _fork(asker: socket.socket, children: dict[int, socket.socket]) -> bool:

@@ -52,6 +52,12 @@ def process_of(log: Path) -> psutil.Process:
     raise AssertionError(f"nobody writes {log}")
 
 
+def test_what_is_loaded_before_workers_are_forked_runs_no_thread(workers):
+    """As gRPC and ZeroMQ do as soon as they are used; both break in forks then."""
+    workers.start([])  # waits until all is loaded
+    assert psutil.Process(workers._server.pid).num_threads() == 1
+
+
 def test_a_killed_worker_is_told_of_once_and_another_one_takes_its_place(workers, coordinator):
     for _ in range(2):
         workers.start([placement(coordinator, name) for name in coordinator.missing(("a", "b"))])
