@@ -91,6 +91,7 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
     """
     if losses == 0 or len(plan.devices) == 1:
         return
+    step_s = predict(plan, profile).step_s
     kept = [crew for crew in plan.crews if crew.first.keepers]
     if kept:
         who = ", ".join(f"{_named(crew)} by {' and '.join(crew.first.keepers)}" for crew in kept)
@@ -98,7 +99,7 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
         wait_s = keepers_wait_s(plan, profile)
         yield (
             f"Kept twice: {who}; that takes {format_bytes(sent)} of gradients a step, and {format_seconds(wait_s)} at "
-            f"most ({_part(wait_s, plan, profile)})"
+            f"most ({wait_s / step_s:.1%})"
         )
         yield from _about_room(plan, profile, optimizer)
     wanted = with_keepers(plan, profile, optimizer, losses or 1)
@@ -110,7 +111,7 @@ def about_keepers(plan: Plan, profile: Profile, optimizer: str, losses: int | No
         if stage.divides_state:
             why = f"its replicas divide its state ({stage.state_sharding.value})"
         if survived(able.first) > survived(stage):
-            why = f"a keeper would cost {_part(_wait_s(profile, able), plan, profile)} of a step (--protect one)"
+            why = f"a keeper would cost {_wait_s(profile, able) / step_s:.1%} of a step (--protect one)"
         who = f"{_named(crew).capitalize()} ({', '.join(stage.devices)}) survive{'' if crew.several else 's'}"
         yield (
             f"{who} {survived(stage)} of {losses or 1} losses at once: {why}; "
@@ -133,10 +134,6 @@ def _about_room(plan: Plan, profile: Profile, optimizer: str) -> Iterator[str]:
             f"{', '.join(where.removeprefix('host ') for where in unknown)}, which is taken to be there; `memory` of "
             "a host in the cluster file says how much there is"
         )
-
-
-def _part(wait_s: float, plan: Plan, profile: Profile) -> str:
-    return f"{wait_s / predict(plan, profile).step_s:.1%}"
 
 
 def _named(crew: Crew) -> str:
