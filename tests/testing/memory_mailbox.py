@@ -38,8 +38,11 @@ class MemoryNetwork:
         """Carry everything that may be carried."""
         with self._lock:
             pairs = list(permutations(self._exchanges.values(), 2))
-            while any(self._carry(source, target) for source, target in pairs):
-                pass
+            moved = True
+            while moved:
+                moved = False
+                for source, target in pairs:
+                    moved |= self._carry(source, target)
 
     def _carry(self, source: Exchange, target: Exchange) -> bool:
         out, back = source.peers.get(target.name), target.peers.get(source.name)
@@ -47,6 +50,10 @@ class MemoryNetwork:
             return False
         if not self._introduce(source, out, target, back):
             return False
+        if target.name not in source.dirty:
+            return False
+        with source.condition:
+            source.dirty.discard(target.name)
         moved = False
         for track in (EXPRESS, BULK):
             while (outgoing := self._peek(source, out, track)) is not None:
@@ -57,11 +64,11 @@ class MemoryNetwork:
                     out.count(wire_bytes_sent=len(piece) + len(outgoing.header_bytes))
                 target.take_chunk(back, chunk, piece)
                 moved = True
-        with target.condition:
-            due = back.inbox.acknowledgement_due
-            acknowledgement = back.inbox.take_acknowledgement()
+        with source.condition:
+            due = out.inbox.acknowledgement_due
+            acknowledgement = out.inbox.take_acknowledgement()
         if due:
-            source.take_acknowledgement(out, acknowledgement)
+            target.take_acknowledgement(back, acknowledgement)
         return moved or due
 
     def _peek(self, source: Exchange, out: MailboxPeer, track: int) -> OutgoingMessage | None:
