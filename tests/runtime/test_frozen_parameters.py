@@ -1,6 +1,8 @@
 """Parameters that are not trained: one device's updates, no state, no gradients, no sums; other plans, old weights."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -135,16 +137,35 @@ def in_sixteen_bits(name: str) -> dict[str, torch.Tensor]:
     return {key: one if key in norms else one.bfloat16() for key, one in frozen.items()}
 
 
-@pytest.mark.parametrize("way", list(StateSharding))
-@pytest.mark.parametrize("name", ["upper_blocks", "adapters", "adapters_on_bfloat16"])
-def test_weights_of_sixteen_bits_that_are_not_trained_are_held_in_them_alone(name, way, make_plan):
+@pytest.fixture(scope="module")
+def alone(make_plan) -> Callable[[str], Ran]:
+    """What one device does with a model, in weights of sixteen bits."""
+
+    @cache
+    def ran(name: str) -> Ran:
+        return train_in_threads(replace(plan_of(make_plan, name, [[1]]), dtype=LOW_WEIGHTS), JOB)
+
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *(("adapters_on_bfloat16", way) for way in StateSharding),
+        ("adapters", StateSharding.NONE),
+        ("adapters", StateSharding.ZERO3),
+        ("upper_blocks", StateSharding.ZERO1),
+        ("upper_blocks", StateSharding.ZERO2),
+        ("upper_blocks", StateSharding.OFFLOAD),
+    ],
+)
+def test_weights_of_sixteen_bits_that_are_not_trained_are_held_in_them_alone(name, way, make_plan, alone):
     """As one device does it, whatever is divided, offloaded or moved to another stage."""
-    alone = replace(plan_of(make_plan, name, [[1]]), dtype=LOW_WEIGHTS)
     plan = plan_of(make_plan, name, [[1] if way is StateSharding.OFFLOAD else [2, 1], [1]])
     stages = [replace(stage, state_sharding=way) for stage in plan.stages]
     plan = replace(plan, dtype=LOW_WEIGHTS, stages=tuple(stages))
     moved = replace(plan.stages[0], end_unit=2), replace(plan.stages[1], first_unit=2)
-    wanted, held = train_in_threads(alone, JOB), in_sixteen_bits(name)
+    wanted, held = alone(name), in_sixteen_bits(name)
     for changes in ({}, {2: replace(plan, generation=2, stages=moved)}):
         ran = train_in_threads(plan, JOB, changes)
         assert ran.losses == pytest.approx(wanted.losses, abs=5e-3)
