@@ -8,6 +8,7 @@ from spantrain.config.cluster_file import load_preset
 from spantrain.cost.moving import moved
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
+from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.present import light_plan
 from spantrain.planner.request import JobSpec
 
@@ -21,7 +22,8 @@ def profile():
 
 @pytest.fixture(scope="module")
 def plan(profile):
-    return with_keepers(make_plan(profile, JOB).plan, profile, "adamw", 1)
+    options = PlanOptions(strategies=("spantrain-dp",))
+    return with_keepers(make_plan(profile, JOB, options).plan, profile, "adamw", 1)
 
 
 @pytest.mark.parametrize("lost", ["lab-0", "office-nx", "office-tx2", "home-tx2"])

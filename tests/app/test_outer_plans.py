@@ -17,6 +17,7 @@ from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import Constraints, JobSpec
 
 JOB = JobSpec(global_batch=32)
+ASKED = ("spantrain-dp",)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def profile():
 
 @pytest.fixture(scope="module")
 def shown(profile):
-    return make_plan(profile, JOB)
+    return make_plan(profile, JOB, PlanOptions(strategies=ASKED))
 
 
 def test_it_is_shown_and_not_chosen(shown):
@@ -53,7 +54,8 @@ def test_each_slow_boundary_has_all_three_ways(shown):
 
 def test_where_allowed_and_better_every_group_has_its_plan(profile, tmp_path):
     out = tmp_path / "plan.json"
-    outcome = write_plans(make_plan(profile, JOB, PlanOptions(allow_outer=True)), profile, None, out)
+    options = PlanOptions(strategies=ASKED, allow_outer=True)
+    outcome = write_plans(make_plan(profile, JOB, options), profile, None, out)
     assert outcome.chosen == "outer"
     whole = read_plan(out)
     assert whole.outer == outcome.outer
@@ -117,7 +119,7 @@ def test_rare_exchanges_are_better_and_limits_hold(profile, shown):
 def test_one_site_has_no_outer_optimizer(profile):
     cluster = profile.cluster
     constraints = Constraints(leave_out=tuple(site.name for site in cluster.sites[1:]))
-    outcome = make_plan(profile, JOB, PlanOptions(constraints=constraints))
+    outcome = make_plan(profile, JOB, PlanOptions(strategies=ASKED, constraints=constraints))
     assert outcome.outer is None
     assert not [reason for reason in outcome.report.reasons if " | " in reason]
     with pytest.raises(PlanError, match="at least 1 inner step"):

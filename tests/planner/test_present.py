@@ -170,7 +170,7 @@ def test_units_of_a_lost_stage_go_to_the_others(sites: Callable[..., Profile]) -
 
 
 def test_nothing_changes_where_nothing_is_gained(laptop: Profile) -> None:
-    plan = make_plan(laptop, JobSpec(global_batch=16)).plan
+    plan = make_plan(laptop, JobSpec(global_batch=16), PlanOptions(strategies=("spantrain",))).plan
     new = light_plan(plan, laptop, without(plan), optimizer="adamw")
     assert new == NewPlan(plan=plan, how="nothing changes")
 

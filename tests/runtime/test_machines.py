@@ -64,7 +64,7 @@ def emulated(plan: Plan, speed: float) -> Plan:
 @pytest.fixture(scope="module")
 def replicas(make_plan, spec_of) -> Plan:
     """Two; the second has most of the samples, so that the first waits for it in the sum of a step that takes long."""
-    return emulated(make_plan(spec_of("gpt2"), [0, 5], [[1, 7]], [[Span(0, 8)]], "critical-path"), 1e-6)
+    return emulated(make_plan(spec_of("gpt2"), [0, 5], [[1, 7]], [[Span(0, 8)]], "critical-path"), 1e-5)
 
 
 @pytest.fixture(scope="module")
