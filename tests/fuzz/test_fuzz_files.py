@@ -3,7 +3,7 @@ import pytest
 from fuzz.file_targets import TARGETS
 from fuzz.target import Target, run_target
 
-CASES = 500
+CASES = 250
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

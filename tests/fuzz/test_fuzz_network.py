@@ -3,7 +3,7 @@ import pytest
 from fuzz.network_targets import TARGETS
 from fuzz.target import Target, run_target
 
-CASES = 1000
+CASES = 500
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
