@@ -70,7 +70,6 @@ def load() -> None:
     gc.disable()
     import torch
     import torch.distributed
-    import torch.distributed.pipelining
     import transformers.models.bert.modeling_bert
     import transformers.models.efficientnet.modeling_efficientnet
     import transformers.models.gpt2.modeling_gpt2
