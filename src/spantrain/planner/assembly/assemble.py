@@ -1,6 +1,6 @@
 """Stages, sizes and a schedule as a Plan that fits into memory: what strategies of other papers are written in."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -125,13 +125,33 @@ class Assembler:
         return tuple(proposal for _, proposal in found[:_PROPOSED])
 
 
+Row = tuple[tuple[str, ...], float, tuple[float, ...]]
+"""A replica's devices, share of samples and tensor shares."""
+
+
+def stages_between(
+    cuts: Sequence[int], size: int, job: JobSpec, memory: MemoryCost, rows_of: Callable[[int, range], Sequence[Row]]
+) -> list[Stage] | None:
+    """Return stages that begin at these units (and the end); None if a replica's samples do not fit.
+
+    `rows_of`: a stage's replicas, with samples by the times of some units. Those over the whole model were checked for
+    memory by who made the cuts; those over the stage's own suit it better.
+    """
+    stages, spans = list[Stage](), equal_spans(job.global_batch, size)
+    for number, (first, end) in enumerate(pairwise(cuts)):
+        both = (rows_of(number, timed) for timed in (range(first, end), range(cuts[-1])))
+        drafts = (draft_stage(range(first, end), spans, rows) for rows in both if min(n for _, n, _ in rows) > 0)
+        made = next(filter(None, (with_limits(one, memory, job.splits_backward) for one in drafts)), None)
+        if made is None:
+            return None
+        stages.append(made)
+    return stages
+
+
 def draft_stage(
-    units: range,
-    spans: tuple[Span, ...],
-    rows: Iterable[tuple[tuple[str, ...], float, tuple[float, ...]]],
-    state_sharding: StateSharding = StateSharding.NONE,
+    units: range, spans: tuple[Span, ...], rows: Iterable[Row], state_sharding: StateSharding = StateSharding.NONE
 ) -> Stage:
-    """Return a stage that may hold all samples; `rows`: each replica's devices, share of samples and tensor shares."""
+    """Return a stage that may hold all samples."""
     return Stage(
         first_unit=units.start,
         end_unit=units.stop,

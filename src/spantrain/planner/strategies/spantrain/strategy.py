@@ -26,12 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spantrain.core.plan import Plan, Stage
+from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
-from spantrain.core.span import equal_spans
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import ReplicaDevices, draft_stage, infeasible, with_limits
+from spantrain.planner.assembly.assemble import ReplicaDevices, Row, infeasible, stages_between
 from spantrain.planner.groups import DeviceGroup, group_levels
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.spantrain.tables import WayArrays, WayTables
@@ -40,26 +39,13 @@ from spantrain.planner.strategies.spantrain.ways import Arrangement, Beam, Slot,
 
 def build_plan(tables: WayTables, slots: Sequence[Slot], cuts: Sequence[int], size: int) -> Plan | None:
     """Return the plan of slots that begin at these units (and the end); None if a replica's samples do not fit."""
-    stages = []
-    for slot, first, end in zip(slots, cuts[:-1], cuts[1:], strict=True):
-        units = range(first, end)
-        # Shares over the whole model were checked for memory by the tables; those over its own units suit it better.
-        whole = range(tables.units)
-        stage = _stage(tables, slot, units, size, whole=units) or _stage(tables, slot, units, size, whole=whole)
-        if stage is None:
-            return None
-        stages.append(stage)
-    return tables.job.plan_of(tables.profile, stages)
 
+    def rows(number: int, timed: range) -> list[Row]:
+        counts = tables.counts(slots[number], timed, size)
+        return [(one.devices, n, one.tp_shares) for one, n in zip(slots[number].members, counts, strict=True)]
 
-def _stage(tables: WayTables, slot: Slot, units: range, size: int, *, whole: range) -> Stage | None:
-    """Return a slot's stage, with shares by the times of the units in `whole`; None if it cannot be."""
-    counts = tables.counts(slot, whole, size)
-    if min(counts) == 0:
-        return None
-    rows = ((member.devices, n, member.tp_shares) for member, n in zip(slot.members, counts, strict=True))
-    draft = draft_stage(units, equal_spans(tables.job.global_batch, size), rows)
-    return with_limits(draft, tables.memory, tables.job.splits_backward)
+    stages = stages_between(cuts, size, tables.job, tables.memory, rows)
+    return tables.job.plan_of(tables.profile, stages) if stages else None
 
 
 _PROPOSED, _OF_EACH_SPACE = 6, 3

@@ -12,15 +12,14 @@ from operator import attrgetter
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
-from spantrain.core.span import equal_spans
 from spantrain.cost.step import StepEstimate
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import draft_stage, infeasible, with_limits
+from spantrain.planner.assembly.assemble import Row, infeasible, stages_between
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.score import few_of_each
 from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult, search
-from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables
+from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +84,15 @@ def _slower(other: DomainCandidate, chosen: DomainCandidate) -> str:
 
 def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _BuiltCandidate | None:
     """Return a solved candidate with its plan and estimate, or None if a replica's samples do not fit."""
-    stages = []
-    for slot, first, end in zip(candidate.slots, candidate.begins[:-1], candidate.begins[1:], strict=True):
-        units, size = range(first, end), candidate.size
-        # Shares over the whole model were checked for memory by the dynamic programme.
-        whole = range(tables.units)
-        stage = _stage(tables, slot, units, size, whole=units) or _stage(tables, slot, units, size, whole=whole)
-        if stage is None:
-            return None
-        stages.append(stage)
+    size = candidate.size
+
+    def rows(number: int, timed: range) -> list[Row]:
+        devices = candidate.slots[number]
+        return [((one,), n, (1.0,)) for one, n in zip(devices, tables.shares(devices, timed, size), strict=True)]
+
+    stages = stages_between(candidate.begins, size, tables.job, tables.memory, rows)
+    if stages is None:
+        return None
     plan = tables.job.plan_of(tables.profile, stages, strategy="spantrain-dp")
     return _BuiltCandidate(candidate=candidate, plan=plan, estimate=tables.step_cost.estimate(plan))
 
@@ -113,16 +112,6 @@ def _with_better_cuts(tables: SlotTables, best: _BuiltCandidate) -> _BuiltCandid
                 if other is not None and other.estimate.step_s < best.estimate.step_s * (1 - 1e-6):
                     best, moved = other, True
     return best
-
-
-def _stage(tables: SlotTables, devices: Slot, units: range, size: int, *, whole: range) -> Stage | None:
-    """Return a slot's stage, with shares by the times of the units in `whole`; None if it cannot be."""
-    shares = tables.shares(devices, whole, size)
-    if min(shares) == 0:
-        return None
-    rows = (((device,), share, (1.0,)) for device, share in zip(devices, shares, strict=True))
-    draft = draft_stage(units, equal_spans(tables.job.global_batch, size), rows)
-    return with_limits(draft, tables.memory, tables.job.splits_backward)
 
 
 _PROPOSED = 12
