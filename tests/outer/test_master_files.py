@@ -26,7 +26,7 @@ DAMAGED = {
     "one fragment too many": ('{"fragments": [{}, {}, {}]}', ("3 fragments, not in 2", "`fragments: 3`")),
     "one too few": ('{"fragments": [{}]}', ("1 fragments, not in 2", "`fragments: 1`")),
     "a lease of no chunk": (
-        '{"fragments": [{"chunks": {"chunk_samples": [5], "counted": [0], "leases": [{"number": 0, "cluster": "a", '
+        '{"fragments": [{"chunks": {"samples": 5, "chunks": 1, "leases": [{"number": 0, "cluster": "a", '
         '"chunk": 1, "data_pass": 0, "begin": 0, "end": 5}]}}, {}]}',
         ("fragments[0].chunks: leases must be of the 1 chunks",),
     ),
@@ -41,7 +41,7 @@ def test_a_folder_is_for_one_master_of_one_model_and_data(run: MasterRun) -> Non
     master.close()
     with pytest.raises(UsageError, match="divided over s0, s1, not over s0"):
         MasterServer(bind="127.0.0.1:0", state_dir=run.folder / "state", config=replace(CONFIG, shards=("s0",)))
-    with pytest.raises(UsageError, match="is of data of 1200 samples in 400 chunks, not of 1200 in 3"):
+    with pytest.raises(UsageError, match="is of data of 1200 samples in 400 chunks, not of 1200 samples in 3"):
         MasterServer(bind="127.0.0.1:0", state_dir=run.folder / "state", config=replace(CONFIG, chunks=3))
     (run.folder / "state" / "state.json").write_text('{"version": "x"}')
     with pytest.raises(UsageError, match=r"state\.json: 2 problems"):
@@ -94,7 +94,7 @@ def test_passes_over_the_data_are_as_the_file_says_and_no_fewer_than_have_begun(
     more = files.load_state(twice)
     assert more == twice.first_state()
     assert more.leading.chunks
-    begun = replace(more.leading.chunks, counted=(4, 3))
+    begun = more.leading.chunks.with_counted(0, (1, 1))
     files.save(replace(more, fragments=(replace(more.leading, chunks=begun),)))
     with pytest.raises(UsageError, match=r"state\.json: 2 passes over the data have begun, more than `passes: 1`"):
         files.check(once)

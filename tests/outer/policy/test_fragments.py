@@ -58,7 +58,7 @@ def test_a_fragment_is_pushed_at_its_own_steps(inner_steps, fragments, data):
 
 
 def test_a_state_comes_back_from_json_and_is_refused_for_another_number_of_fragments():
-    state = FragmentedState.of(3, ChunkState.of(10, 2))
+    state = FragmentedState.of(3, ChunkState(samples=10, chunks=2))
     assert from_json(FragmentedState, to_json(state), "a state") == state
     with pytest.raises(ValueError, match="the state is of 3 fragments, the settings are of 2"):
         FragmentedMaster(divide(layers_of(1, 1), ["s0"], fragments=2), OuterSettings(fragments=2), state)
@@ -151,7 +151,7 @@ def test_who_leaves_between_its_pushes_counts_where_it_had_pushed():
     leave_between(made, "c0", pushed=0)
     assert [len(made.lessons(number)) for number in range(2)] == [3, 0]
     assert made.whole.state.leading.clusters["c0"].tokens == 3
-    assert made.whole.state.leading.chunks.counted == (3,)
+    assert made.whole.state.leading.chunks.counted == 3
     learn(made, "c1")
     assert not made.clusters["c1"].leases
 
@@ -165,7 +165,7 @@ def test_what_a_cluster_that_left_had_not_pushed_of_the_first_fragment_is_leased
     push_on(made, "c1", 0)
     push_on(made, "c1", 1)
     assert [len(made.lessons(number)) for number in range(2)] == [3, 6]
-    assert made.whole.state.leading.chunks.counted == (3,)
+    assert made.whole.state.leading.chunks.counted == 3
     assert made.whole.state.leading.clusters["c1"].tokens == 3
 
 

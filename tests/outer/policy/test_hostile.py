@@ -171,7 +171,7 @@ def test_one_of_several_has_no_more_than_half_of_the_chunks():
 
 
 def test_a_chunk_in_which_its_cluster_comes_no_further_is_given_to_who_has_nothing():
-    ledger = ChunkLedger(ChunkState.of(20, 2, passes=1), lease_s=60.0, now_s=0.0)
+    ledger = ChunkLedger(ChunkState(samples=20, chunks=2, passes=1), lease_s=60.0, now_s=0.0)
     first, second = ledger.lease(0.0, "a"), ledger.lease(0.0, "a")
     ledger.report(50.0, "a", second.number, 3)
     for now_s in (30.0, 60.0, 90.0):

@@ -42,7 +42,7 @@ class MadeUpServer:
         self.rule, self.settings = rule, settings or OuterSettings(clip_norm=None, grace_s=0.0)
         self.names = [f"s{k}" for k in range(shards)]
         self.samples, self.chunks = samples, chunks
-        leased = ChunkState.of(samples, chunks, passes=passes) if samples else None
+        leased = ChunkState(samples=samples, chunks=chunks, passes=passes) if samples else None
         self.fragments = self.settings.fragments
         self.saved = FragmentedState.of(self.fragments, leased)
         self.master: FragmentedMaster | None = None

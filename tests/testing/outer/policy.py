@@ -33,7 +33,7 @@ class MadeUpWorld:
         self.layout = divide(layers, names, fragments=self.fragments)
         parts = fragment_layouts(self.layout, self.fragments)
         self.now_s = 0.0
-        self.saved = FragmentedState.of(self.fragments, ChunkState.of(samples, chunks, passes=1))
+        self.saved = FragmentedState.of(self.fragments, ChunkState(samples=samples, chunks=chunks, passes=1))
         self.lines: dict[str, deque[Any]] = defaultdict(deque)
         """To the master under 'up name', to members under their names."""
         self.memories = {

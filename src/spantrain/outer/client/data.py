@@ -33,7 +33,7 @@ class ChunkOrder:
     """
 
     def __init__(self, samples: int, chunks: int, *, seed: int | None) -> None:
-        """Cut as the master does (`ChunkState.of`); without a seed samples come as they stand."""
+        """Cut as the master does (`ChunkState`); without a seed samples come as they stand."""
         self._samples, self._chunks, self._seed = samples, chunks, seed
         self._orders: dict[tuple[int, int], list[int]] = {}
 

@@ -53,5 +53,5 @@ class MasterConfig:
         Raises:
             ValueError: the data cannot be cut so.
         """
-        chunks = ChunkState.of(self.samples, self.chunks, passes=self.passes) if self.samples else None
+        chunks = ChunkState(samples=self.samples, chunks=self.chunks, passes=self.passes) if self.samples else None
         return FragmentedState.of(self.settings.fragments, chunks)

@@ -109,11 +109,12 @@ class MasterFiles:
                 f"{path}: is of a model in {found} fragments, not in {told}; write `fragments: {found}` under "
                 "`settings`, or begin with another folder, also for the shards"
             )
-        kept, wanted = (one.chunks.chunk_samples if one.chunks else () for one in (state.leading, begun.leading))
+        both = (state.leading.chunks, begun.leading.chunks)
+        kept, wanted = (f"{one.samples if one else 0} samples in {one.chunks if one else 0} chunks" for one in both)
         if kept != wanted:
             raise UsageError(
-                f"{path}: is of data of {sum(kept)} samples in {len(kept)} chunks, not of {sum(wanted)} in "
-                f"{len(wanted)}; start the master with those, or begin with another folder"
+                f"{path}: is of data of {kept}, not of {wanted}; start the master with the former, or begin with "
+                "another folder"
             )
         try:
             return state.with_passes(config.passes)

@@ -149,16 +149,6 @@ def _as_in(source: object, kind: type[T], **more: Any) -> T:
 
 
 def _chunks(state: MasterState) -> status.ChunksStatus | None:
-    chunks = state.chunks
-    if chunks is None:
+    if (one := state.chunks) is None:
         return None
-    samples = sum(chunks.chunk_samples)
-    counted = sum(chunks.counted)
-    return status.ChunksStatus(
-        chunks=len(chunks.chunk_samples),
-        samples=samples,
-        counted_samples=counted,
-        passes=chunks.passes,
-        leases=len(chunks.leases),
-        finished=chunks.passes is not None and counted == chunks.passes * samples,
-    )
+    return _as_in(one, status.ChunksStatus, counted_samples=one.counted, leases=len(one.leases))

@@ -10,37 +10,74 @@ A cluster asks for its next chunk before it needs it; what it trained on is told
 when a push with all of it is counted.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from spantrain.core.outer.events import ChunkProgress, Lease
 from spantrain.core.records import Record
 
 
 class ChunkState(Record):
-    """What is kept over a restart of the master; can be written as JSON."""
+    """What is kept over a restart of the master; can be written as JSON.
 
-    chunk_samples: tuple[int, ...]
-    """Samples of each chunk."""
-    counted: tuple[int, ...]
-    """Of each chunk, over all passes."""
+    Nearly even chunks, and how far each is counted: as little as is on lease, however many chunks there are.
+    """
+
+    samples: int
+    chunks: int
+    runs: tuple[tuple[int, int, int], ...] = ((0, 0, 0),)
+    """Chunks that are counted alike: the first of them, whole passes, samples of the next."""
     leases: tuple[Lease, ...] = ()
     next_lease: int = 0
     passes: int | None = None
     """Over the data; None for no end."""
 
     def __post_init__(self) -> None:
-        if not self.chunk_samples or min(self.chunk_samples) < 1:
-            raise ValueError(f"data needs chunks of one sample or more each, got {self.chunk_samples}")
-        if len(self.counted) != len(self.chunk_samples) or min(self.counted) < 0:
-            raise ValueError(f"counted must be 0 or more for each of {len(self.chunk_samples)} chunks")
-        if len({lease.chunk for lease in self.leases}) < len(self.leases):
-            raise ValueError(f"a chunk must be on one lease at most, got {self.leases}")
-        if any(one.chunk >= len(self.chunk_samples) for one in self.leases):
-            raise ValueError(f"leases must be of the {len(self.chunk_samples)} chunks, got {self.leases}")
+        if not 1 <= self.chunks <= self.samples:
+            raise ValueError(f"chunks must be from 1 to the number of samples {self.samples}, got {self.chunks}")
+        firsts = [first for first, _, _ in self.runs]
+        rise = firsts[:1] == [0] and firsts == sorted({*firsts}) and firsts[-1] < self.chunks
+        if not rise or any(whole < 0 or not 0 <= more < self.size(first) for first, whole, more in self.runs):
+            raise ValueError(f"runs must rise from chunk 0, and count whole passes and a part of one, got {self.runs}")
+        leased = {lease.chunk for lease in self.leases}
+        if len(leased) < len(self.leases) or max(leased, default=0) >= self.chunks:
+            raise ValueError(f"leases must be of the {self.chunks} chunks, each on one at most, got {self.leases}")
         if self.passes is not None and self.passes < 1:
             raise ValueError(f"passes must be at least 1 or null, got {self.passes}")
+
+    def size(self, first: int, end: int = 0) -> int:
+        """Return the samples of a chunk, or of those before `end`."""
+        return self.samples * (end or first + 1) // self.chunks - self.samples * first // self.chunks
+
+    @property
+    def spans(self) -> Iterator[tuple[int, int, int, int]]:
+        """Each run: its first chunk, the one after its last, whole passes, samples of the next."""
+        for (first, whole, more), (end, _, _) in pairwise([*self.runs, (self.chunks, 0, 0)]):
+            yield first, end, whole, more
+
+    @property
+    def counted(self) -> int:
+        """Samples, over all passes."""
+        return sum(whole * self.size(first, end) + more * (end - first) for first, end, whole, more in self.spans)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all passes are counted."""
+        return self.passes is not None and all(whole >= self.passes for _, whole, _ in self.runs)
+
+    def at(self, chunk: int) -> tuple[int, int]:
+        """Return how far a chunk is counted: whole passes, and samples of the next."""
+        return next((whole, more) for first, whole, more in reversed(self.runs) if first <= chunk)
+
+    def with_counted(self, chunk: int, upto: tuple[int, int]) -> "ChunkState":
+        """Return the same with a chunk counted so far, as `at` tells it."""
+        marks = {first: (whole, more) for first, whole, more in self.runs}
+        marks |= {chunk + 1: self.at(chunk + 1)} if chunk + 1 < self.chunks else {}
+        marks[chunk] = upto
+        edges = pairwise([-1, *sorted(marks)])
+        runs = tuple((first, *marks[first]) for before, first in edges if marks.get(before) != marks[first])
+        return replace(self, runs=runs)
 
     def with_passes(self, passes: int | None) -> "ChunkState":
         """Return the same with so many passes.
@@ -48,30 +85,17 @@ class ChunkState(Record):
         Raises:
             ValueError: more have begun: something is counted or on lease of them.
         """
-        counted = [-(-count // size) for count, size in zip(self.counted, self.chunk_samples, strict=True)]
-        begun = max([*counted, *(lease.data_pass + 1 for lease in self.leases)])
+        begun = max(whole + (more > 0) for _, whole, more in self.runs)
+        begun = max([begun, *(lease.data_pass + 1 for lease in self.leases)])
         if passes is not None and passes < begun:
             raise ValueError(f"{begun} passes over the data have begun, more than `passes: {passes}`")
         return replace(self, passes=passes)
-
-    @classmethod
-    def of(cls, samples: int, chunks: int, *, passes: int | None = None) -> "ChunkState":
-        """Cut samples into chunks of nearly one size.
-
-        Raises:
-            ValueError: there are more chunks than samples, or none.
-        """
-        if not 1 <= chunks <= samples:
-            raise ValueError(f"chunks must be from 1 to the number of samples {samples}, got {chunks}")
-        edges = [samples * k // chunks for k in range(chunks + 1)]
-        sizes = tuple(end - first for first, end in pairwise(edges))
-        return cls(chunk_samples=sizes, counted=(0,) * chunks, passes=passes)
 
 
 class ChunkLedger:
     """Leases chunks and counts their samples.
 
-    >>> ledger = ChunkLedger(ChunkState.of(100, 4, passes=1), lease_s=60.0, now_s=0.0)
+    >>> ledger = ChunkLedger(ChunkState(samples=100, chunks=4, passes=1), lease_s=60.0, now_s=0.0)
     >>> first = ledger.lease(0.0, "a")
     >>> first.chunk, first.begin, first.end
     (0, 0, 25)
@@ -93,11 +117,6 @@ class ChunkLedger:
         """When something of each was counted last, or since when it is on lease."""
 
     @property
-    def finished(self) -> bool:
-        """Whether all passes are counted."""
-        return not any(self._left(chunk) for chunk in range(len(self.state.counted)))
-
-    @property
     def next_end_s(self) -> float | None:
         """When the next lease runs out."""
         return min(self._ends_s.values(), default=None)
@@ -107,20 +126,21 @@ class ChunkLedger:
         state = self.state
         taken = {lease.chunk for lease in state.leases}
         free = [
-            (*divmod(counted, size), chunk)
-            for chunk, (counted, size) in enumerate(zip(state.counted, state.chunk_samples, strict=True))
-            if chunk not in taken and self._left(chunk)
+            (whole, not more, chunk)
+            for first, end, whole, more in state.spans
+            for chunk in islice((one for one in range(first, end) if one not in taken), 1)
+            if state.passes is None or whole < state.passes
         ]
         if not free:
             return None
-        data_pass, begin, chunk = min(free, key=lambda one: (one[0], not one[1], one[2]))
+        data_pass, _, chunk = min(free)
         lease = Lease(
             number=state.next_lease,
             cluster=cluster,
             chunk=chunk,
             data_pass=data_pass,
-            begin=begin,
-            end=state.chunk_samples[chunk],
+            begin=state.at(chunk)[1],
+            end=state.size(chunk),
         )
         self.state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
         self._ends_s[lease.number] = now_s + self._lease_s
@@ -141,10 +161,6 @@ class ChunkLedger:
         ]  # fmt: skip
         return self.end([min(late, key=lambda one: (came_s[one.number], one.number)).number]) if late else ()
 
-    def _left(self, chunk: int) -> bool:
-        state = self.state
-        return state.passes is None or state.counted[chunk] < state.passes * state.chunk_samples[chunk]
-
     def renew(self, now_s: float, cluster: str) -> None:
         """Renew all that a cluster has on lease."""
         for number in self.of(cluster):
@@ -159,16 +175,15 @@ class ChunkLedger:
         lease = next((lease for lease in self.state.leases if lease.number == number), None)
         if lease is None or lease.cluster != cluster or not lease.begin <= upto <= lease.end:
             return 0
-        counted = list(self.state.counted)
-        before = counted[lease.chunk]
-        counted[lease.chunk] = max(before, lease.data_pass * lease.end + upto)
-        self.state = replace(self.state, counted=tuple(counted))
+        before = self.state.at(lease.chunk)
+        told = (lease.data_pass, upto) if upto < lease.end else (lease.data_pass + 1, 0)
         self._ends_s[number] = now_s + self._lease_s
-        if counted[lease.chunk] > before:
+        if told > before:
+            self.state = self.state.with_counted(lease.chunk, told)
             self._came_s[number] = now_s
         if upto == lease.end:
             self.end([number])
-        return counted[lease.chunk] - before
+        return max(0, (told[0] - before[0]) * lease.end + told[1] - before[1])
 
     def of(self, cluster: str) -> frozenset[int]:
         """Return the numbers of a cluster's leases."""
@@ -179,9 +194,7 @@ class ChunkLedger:
         ended = tuple(lease for lease in self.state.leases if lease.number in numbers)
         for lease in ended:
             del self._ends_s[lease.number], self._came_s[lease.number]
-        if ended:  # making a state looks at all chunks
-            kept = tuple(lease for lease in self.state.leases if lease.number not in numbers)
-            self.state = replace(self.state, leases=kept)
+        self.state = replace(self.state, leases=tuple(one for one in self.state.leases if one.number not in numbers))
         return ended
 
     def expire(self, now_s: float, *, but: Collection[int] = ()) -> tuple[Lease, ...]:

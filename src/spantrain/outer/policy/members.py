@@ -98,7 +98,7 @@ class ClusterTable:
         ledger = self._ledger
         if ledger is None:
             raise ProtocolError(f"{cluster}: asked for a chunk, but this master has no data to lease; bring your own")
-        chunks, done, has = len(ledger.state.chunk_samples), ledger.finished, len(ledger.of(cluster))
+        chunks, done, has = ledger.state.chunks, ledger.state.finished, len(ledger.of(cluster))
         most = min(MAX_LEASES, max(2, chunks // 2) if len(self.alive.names) > 1 else chunks)
         if has >= most and not done:
             reason = f"it has {has} chunks, at most {most} at once"
