@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
+from spantrain.transport.control.credentials import JoinToken
 from spantrain_studies.outer_demo import roles
 from testing.outer.clients import alone, close, small_model, train_step
 from testing.patience import PATIENCE_S, until
@@ -192,9 +193,21 @@ def test_a_shard_that_the_file_does_not_have_is_refused(spantrain, config) -> No
     assert "no shard 's7'; it has s0" in ended.err
 
 
-def test_nobody_there(spantrain, config, tmp_path) -> None:
-    from spantrain.transport.control.credentials import JoinToken
+def test_a_shard_whose_token_is_wrong_says_so_once_and_ends(spantrain, config, tmp_path) -> None:
+    """It dialled for ever."""
+    with running(config.parent, "master", config) as master:
+        line_with(master, "token:")
+        token = JoinToken.parse((tmp_path / "state" / "master" / "token").read_text())
+        wrong = JoinToken(secret=bytes(16), fingerprint=token.fingerprint).text
+        with running(config.parent, "shard", config, "s0", "--token", wrong) as shard:
+            told, _ = shard.communicate(timeout=PATIENCE_S)
+        assert shard.returncode == 2
+        assert told.count("Error: shard s0: the master at ") == 1
+        assert "refused the token: take the one that it printed, or wrote down, for this run" in told
+        assert "Traceback" not in told
 
+
+def test_nobody_there(spantrain, config, tmp_path) -> None:
     token = JoinToken.create(b"of nobody").text
     ended = spantrain("outer", "status", "127.0.0.1:9", "--token", token)
     assert ended.code == 1

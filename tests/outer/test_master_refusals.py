@@ -1,5 +1,6 @@
 """A real master on a real connection: strangers, members that speak for others, and what makes no sense."""
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from spantrain.outer.link.codec import encode_message, encode_value
 from spantrain.outer.link.link import ask_status
 from spantrain.outer.master.server import MasterServer
 from spantrain.transport.control.protocol import RemoteRefusal
-from testing.outer.links import LAYERS, WHOLE, LinkedShard, cluster_facts, shard_facts
+from testing.outer.links import LAYERS, WHOLE, LinkedCluster, LinkedShard, cluster_facts, shard_facts
 from testing.outer.masters import CONFIG, MasterRun, seeded, train_a_little
 from testing.outer.policy import layers_of
 from testing.patience import PATIENCE_S
@@ -34,6 +35,23 @@ def test_a_name_is_taken_over_by_who_joins_with_it_last(run: MasterRun) -> None:
     assert entered["connection"] == number + 1
 
 
+def test_of_two_that_run_by_one_name_the_second_is_refused_with_who_is_the_first(run: MasterRun) -> None:
+    """Both pushed each other out, for as long as both ran."""
+    run.start_master()
+    (first,) = seeded(run, "a")
+    second = LinkedCluster(run.hall, "a")
+    second.connect(run.master.address, run.master.token, cluster_facts())
+    run.stack.callback(second.link.close)
+    run.until(lambda: second.link.refused is not None, "it is refused for good")
+    assert f"cluster a is there already, process {os.getpid()} on " in str(second.link.refused)
+    assert "take another name, or end it" in str(second.link.refused)
+    assert not second.welcomes
+    assert first.link.problem is None
+    run.hall.clusters["a"] = first
+    train_a_little(run, first)
+    assert first.losses == []
+
+
 def test_a_wrong_token_is_refused_and_said(run: MasterRun, tmp_path_factory: pytest.TempPathFactory) -> None:
     master = run.start_master()
     with MasterServer(
@@ -42,7 +60,7 @@ def test_a_wrong_token_is_refused_and_said(run: MasterRun, tmp_path_factory: pyt
         shard = LinkedShard(run.hall, "s0")
         shard.connect(master.address, other.token, shard_facts())
         run.stack.callback(shard.link.close)
-        run.until(lambda: "not the master that made this token" in (shard.link.problem or ""), "it is refused")
+        run.until(lambda: "not the master that made this token" in str(shard.link.refused), "it is refused for good")
         with pytest.raises(UsageError, match="not the master"):
             ask_status(master.address, other.token, timeout_s=PATIENCE_S)
     assert not shard.welcomes

@@ -1,6 +1,7 @@
 """The master apart from network and clock: batches once, state before commands, members that do not fetch, or go."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,22 @@ class ServiceMembers:
         self.fetched[name] = first + len(bodies) - 1
         notices = [decode(body, limit_bytes=MESSAGE_LIMIT_BYTES) for body in bodies]
         return [decode_command(notice["command"]) for notice in notices if "command" in notice]
+
+
+def test_who_was_started_again_takes_the_place_of_one_that_is_silent(files: MasterFiles) -> None:
+    made = ServiceMembers(files)
+    first, again = (replace(cluster_facts(), process=f"process {number} on lab") for number in (1, 2))
+    made.enter("a", first, now_s=10.0)
+    made.service.join(10.1, "a", first.brief)
+    with pytest.raises(RemoteRefusal, match="cluster a is there already, process 1 on lab: take another name"):
+        made.service.join(12.4, "a", again.brief)
+    made.tell("a", now_s=12.4)
+    with pytest.raises(RemoteRefusal, match="cluster a is there already"):
+        made.service.join(14.8, "a", again.brief)
+    made.service.join(15.0, "a", again.brief)
+    made.enter("a", again, now_s=15.0)
+    with pytest.raises(RemoteRefusal, match="process 2 on lab"):
+        made.service.join(15.1, "a", first.brief)
 
 
 @pytest.fixture

@@ -172,6 +172,21 @@ def test_a_wrong_token_is_refused_counted_and_slowed_down(coordinator: Coordinat
     assert coordinator.joined == []
 
 
+def test_messages_name_who_is_joined_by_its_role_and_change_nothing_else(tcp_coordinator: Coordinator) -> None:
+    """A word was replaced in whatever an error said, names of files and devices too."""
+    server = tcp_coordinator.server
+    wrong = _token_with_wrong_secret(server)
+    with pytest.raises(UsageError, match=rf"^the master at {server.join_address} refused the token"):
+        ControlClient.join(server.join_address, wrong, name="a", facts={}, timeout_s=PATIENCE_S, role="master")
+    client = ControlClient.join(
+        server.join_address, server.token, name="a", facts={}, timeout_s=PATIENCE_S, role="master"
+    )
+    server.release("a")
+    with pytest.raises(RemoteRefusal, match=rf"^the master at {server.join_address} refused 'hello'"):
+        client.call("hello", {}, timeout_s=PATIENCE_S)
+    client.close()
+
+
 def test_a_man_in_the_middle_is_noticed(bind: str, tmp_path: Path, join: Join) -> None:
     with contextlib.ExitStack() as stack:
         honest, other = Coordinator("127.0.0.1:0"), Coordinator(bind)
@@ -211,7 +226,7 @@ def _raw_call(coordinator: Coordinator, credentials: grpc.ChannelCredentials, bo
 
 def _root_pem(coordinator: Coordinator) -> bytes:
     where = Address.parse(coordinator.server.join_address)
-    return pem_of_der(fetch_certificate(where, time.monotonic() + PATIENCE_S))
+    return pem_of_der(fetch_certificate(where, time.monotonic() + PATIENCE_S, None, "coordinator"))
 
 
 def test_a_call_without_a_certificate_does_not_get_past_tls(coordinator: Coordinator) -> None:

@@ -67,6 +67,7 @@ def serve_shard(
         ConfigError: the address, the folder or the relay cannot be used.
         PeerLostError: no relay answers.
         WorkerError: it cannot go on.
+        SpanTrainError: the master does not let it in; a `UsageError` where that is for good.
     """
     stop, listen = _begin(end_with_input=end_with_input), place.listen
     with naming(config, f"shards.{place.name}.listen"):
@@ -91,6 +92,8 @@ def serve_shard(
         while not stop.wait(_LOOK_EVERY_S):
             if server.failure:
                 raise WorkerError(f"shard {place.name}: {server.failure}")
+            if refused := server.link.refused:
+                raise type(refused)(f"shard {place.name}: {refused}")
 
 
 def _through(relay: RelayAccess | None, place: MemberPlace, ports: int) -> AbstractContextManager[object]:

@@ -106,7 +106,7 @@ class LayerMover:
     @property
     def refused(self) -> str:
         """Why the master has never let it in, and will not; empty as long as it may."""
-        return self._actions.link.refused or ""
+        return str(self._actions.link.refused or "")
 
     @property
     def heard(self) -> int:

@@ -4,8 +4,9 @@ As `json_codec` writes their dataclasses; an event or a command has its name bes
 fragment if that is over 0. Nothing is looked up by a name that came over the network but in the tables here.
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeVar, cast, get_args
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 from spantrain.config.files.json_codec import from_json, to_json
 from spantrain.config.files.problems import shortened
@@ -32,24 +33,6 @@ def encode_message(one: OuterEvent | OuterCommand) -> dict[str, Any]:
     return {_KIND: type(one).__name__, **plain}
 
 
-def decode_event(data: object) -> OuterEvent:
-    """Return the event in some plain values.
-
-    Raises:
-        ProtocolError: it is none; the message says which field is wrong, and how.
-    """
-    return cast(OuterEvent, _decode_kind(_EVENTS, "event", data))
-
-
-def decode_command(data: object) -> OuterCommand:
-    """Return the command in some plain values.
-
-    Raises:
-        ProtocolError: it is none; the message says which field is wrong, and how.
-    """
-    return cast(OuterCommand, _decode_kind(_COMMANDS, "command", data))
-
-
 def encode_value(value: object) -> Any:
     """Return plain values for a dataclass; numbers that are not finite may be what somebody measured."""
     return to_json(value, wire=True)
@@ -64,7 +47,12 @@ def decode_value(kind: type[T], data: object, where: str) -> T:
     return from_json(kind, data, where, error=ProtocolError, wire=True)
 
 
-def _decode_kind(table: Mapping[str, type[Any]], what: str, data: object) -> object:
+def _decode_kind(table: Mapping[str, type[Any]], what: str, data: object) -> Any:
+    """Return the event or command in some plain values.
+
+    Raises:
+        ProtocolError: it is none; the message says which field is wrong, and how.
+    """
     if not isinstance(data, dict):
         raise ProtocolError(f"the {what} must be an object, got a {type(data).__name__}")
     name = data.get(_KIND)
@@ -74,3 +62,7 @@ def _decode_kind(table: Mapping[str, type[Any]], what: str, data: object) -> obj
     if one.fragment < 0:
         raise ProtocolError(f"{name}.{_FRAGMENT}: must not be negative, got {one.fragment}")
     return one
+
+
+decode_event: Callable[[object], OuterEvent] = partial(_decode_kind, _EVENTS, "event")
+decode_command: Callable[[object], OuterCommand] = partial(_decode_kind, _COMMANDS, "command")

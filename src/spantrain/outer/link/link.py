@@ -3,12 +3,15 @@
 import contextlib
 import hashlib
 import logging
+import os
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
+from socket import gethostname
 from typing import Any, Protocol
 
 from spantrain.core.outer.commands import OuterCommand, RegisterAgain
@@ -52,6 +55,8 @@ class MemberFacts(Record):
     """Where its data plane listens, as others dial it; empty if it only dials."""
     layers: tuple[Layer, ...] = ()
     """Of a cluster: its whole model, in order."""
+    process: str = ""
+    """Which one it is, as people find it: no two are called the same."""
 
     def __post_init__(self) -> None:
         PeerAddress(name=self.kind, endpoint=self.endpoint, public_key="")
@@ -62,9 +67,9 @@ class MemberFacts(Record):
 
     @property
     def brief(self) -> dict[str, Any]:
-        """What decides whether it is let in: who joins in a member's place must say the same."""
+        """What decides whether it is let in: who joins in a member's place must say the same, but for the process."""
         model = hashlib.sha256(repr(self.layers).encode()).hexdigest()
-        return {"kind": self.kind, "encrypted": bool(self.public_key), "model": model}
+        return {"kind": self.kind, "encrypted": bool(self.public_key), "model": model, "process": self.process}
 
 
 class MasterWelcome(Record):
@@ -79,7 +84,7 @@ class MasterWelcome(Record):
     samples: int = 0
     """Of the data set that the master leases in chunks; 0 where the clusters bring their own."""
     chunks: int = 0
-    """How many the samples are cut into, as `ChunkState.of` cuts them."""
+    """How many the samples are cut into, as `ChunkState` has them."""
 
 
 class LinkListener(Protocol):
@@ -119,7 +124,8 @@ class MasterLink:
     ) -> None:
         """`address` and `token` are what the master prints; `beat_s`: between signs of life."""
         self._member = member
-        self._facts = facts
+        begun = f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S.%f %z}"
+        self._facts = facts = replace(facts, process=f"process {os.getpid()} on {gethostname()}, begun {begun}")
         self._listener = listener
         self._beat_s = beat_s
         self._queue: deque[OuterEvent] = deque()
@@ -129,14 +135,15 @@ class MasterLink:
         self._woken, self._closing = threading.Event(), threading.Event()
         self._join = partial(
             ControlClient.join, address, token, name=member, facts=facts.brief, timeout_s=_JOIN_S,
-            cancelled=self._closing,
+            cancelled=self._closing, role="master",
         )  # fmt: skip
         self._lock = threading.Lock()
         """Of what is told, and of whether it is for the present connection."""
         self.problem: str | None = "not connected yet"
         """Why there is no connection; None while there is one."""
-        self.refused: str | None = ""
-        """Why the master does not let it in, after some tries in a row; None once it was let in."""
+        self.refused: SpanTrainError | None = None
+        """Why the master does not let it in, after some tries in a row; None for one that was let in before."""
+        self._let_in = False
         self._thread = ReliedOnThread(self._run, name=f"outer-link-{member}", died=self._died)
 
     def start(self) -> None:
@@ -180,14 +187,13 @@ class MasterLink:
             begun_s = time.monotonic()
             joined = away = False
             try:
-                with _of_the_master(), contextlib.closing(self._join()) as client:
+                with contextlib.closing(self._join()) as client:
                     joined = True
                     self._connected(client)
             except SpanTrainError as error:
                 away = not joined and isinstance(error, PeerLostError)
-                if self.refused is not None:
-                    lasts = not isinstance(error, PeerLostError | ProtocolError) and pause_s > _MAX_PAUSE_S / 2
-                    self.refused = str(error) if lasts else ""
+                lasts = not isinstance(error, PeerLostError | ProtocolError) and pause_s > _MAX_PAUSE_S / 2
+                self.refused = error if lasts and not self._let_in else None
                 self._note(str(error))
             lasted = time.monotonic() - begun_s > 2 * _JOIN_S
             pause_s = _MIN_PAUSE_S if lasted or away else min(2 * pause_s, _MAX_PAUSE_S)
@@ -209,6 +215,7 @@ class MasterLink:
         if type(number) is not int:
             raise ProtocolError("the master's welcome lacks the connection's number")
         self._again = self.problem = self.refused = None
+        self._let_in = True
         session = LinkSession(client, number, patience_s=welcome.settings.lost_after_s, wake=self._woken.set)
         reason = "this side closes it"
         try:
@@ -288,16 +295,6 @@ class MasterLink:
                 self._wait(min(end_s, session.again_s))
 
 
-@contextlib.contextmanager
-def _of_the_master() -> Iterator[None]:
-    """Have errors of the control plane, which is a coordinator's as a rule, speak of the master."""
-    try:
-        yield
-    except SpanTrainError as error:
-        raise type(error)(str(error).replace(" coordinator", " master")) from None
-
-
-@_of_the_master()
 def ask_status(address: str, token: str, *, timeout_s: float = 5.0) -> MasterStatus:
     """Ask a master for its status without being a member of the run.
 
@@ -308,7 +305,8 @@ def ask_status(address: str, token: str, *, timeout_s: float = 5.0) -> MasterSta
     """
     name = f"status-{secrets.token_hex(6)}"
     end_s = time.monotonic() + timeout_s
-    with contextlib.closing(ControlClient.join(address, token, name=name, facts={}, timeout_s=timeout_s)) as client:
+    joined = ControlClient.join(address, token, name=name, facts={}, timeout_s=timeout_s, role="master")
+    with contextlib.closing(joined) as client:
         answer = client.call("status", {}, timeout_s=max(0.5, end_s - time.monotonic()))
         with contextlib.suppress(SpanTrainError):
             client.call("leave", {}, timeout_s=max(0.5, end_s - time.monotonic()))

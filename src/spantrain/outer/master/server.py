@@ -54,7 +54,7 @@ class MasterServer:
                     "leave": self._leave,
                     "status": lambda _name, _payload: {"status": encode_value(self.status())},
                 },
-                on_join=self._service.join,
+                on_join=lambda name, brief: self._alone(lambda now_s: self._service.join(now_s, name, brief)),
                 max_peers=config.max_members,
                 credentials=self._files.credentials,
                 may_replace=lambda held, by: held == by or self._service.connections.get(held) is None,

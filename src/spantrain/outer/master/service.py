@@ -26,6 +26,8 @@ from spantrain.transport.control.protocol import RemoteRefusal
 
 _OUTBOX_LIMIT = 20_000
 """Notices: whoever lets so many wait has stopped fetching them."""
+_SILENT_S = 2.5
+"""After which a member, which gives a sign of life each second, has ended as it seems: another may take its place."""
 _LAYOUT_LIMIT_BYTES = 6 * 2**20
 
 _log = logging.getLogger(__name__)
@@ -70,16 +72,22 @@ class MasterService:
 
     # Members.
 
-    def join(self, name: str, brief: dict[str, Any]) -> dict[str, Any]:
-        """Let a member join; in the place of one that is connected only what would be let in as that.
+    def join(self, now_s: float, name: str, brief: dict[str, Any]) -> dict[str, Any]:
+        """Let a member join; in the place of one that is silent only what would be let in as that.
 
         Raises:
             RemoteRefusal: it would only push that one out.
         """
         here = self.connections.get(name)
-        if here is not None and brief != here.facts.brief:
+        if here is None or brief == here.facts.brief:
+            return {}
+        if {**brief, "process": here.facts.process} != here.facts.brief:
             raise RemoteRefusal(
                 f"a {here.facts.kind} is connected as {name}, of another kind, model or encryption: take another name"
+            )
+        if now_s - here.heard_s < _SILENT_S:
+            raise RemoteRefusal(
+                f"{here.facts.kind} {name} is there already, {here.facts.process[:200]}: take another name, or end it"
             )
         return {}
 

@@ -88,13 +88,13 @@ class ShardServer:
         self.endpoint = f"tcp://{Address(host=host, port=urlsplit(listened).port or 0)}" if host else listened
         """Where clusters dial it for layers."""
         facts = MemberFacts(kind="shard", public_key=self._wire.public_key, endpoint=self.endpoint)
-        self._link = link_of(facts, self)
+        self.link = link_of(facts, self)
         self._thread = ReliedOnThread(self._run, name=f"commands of {name}", died=self.died)
 
     def start(self) -> None:
         """Begin; returns at once, also where no master is there."""
         self._thread.start()
-        self._link.start()
+        self.link.start()
 
     def __enter__(self) -> "ShardServer":
         self.start()
@@ -118,7 +118,7 @@ class ShardServer:
         if self._closed:
             return
         self._closed = True
-        self._link.close()
+        self.link.close()
         self._orders.put(None)
         if self._thread.ident is not None:
             self._thread.join()
@@ -234,7 +234,7 @@ class ShardServer:
         except ProtocolError as error:
             if late:
                 lost = on.TransferLost(way=TransferWay.PULL, transfer=transfer, reason=str(error))
-                self._link.tell(of_fragment(command.fragment, lost))
+                self.link.tell(of_fragment(command.fragment, lost))
             return False
         self._move(command, lambda key: self._wire.send(transfer.worker, key, tensors))
         return True
@@ -274,7 +274,7 @@ class ShardServer:
             event = on.TransferLost(way=TransferWay.PUSH, transfer=transfer, reason=str(error))
         with self._lock:
             if connection == self._connection:
-                self._link.tell(of_fragment(fragment, event))
+                self.link.tell(of_fragment(fragment, event))
                 return
         self._order(do.Forget(fragment=fragment, shard=self._name, ticket=key.ticket, reason="it is old"))
 
@@ -286,7 +286,7 @@ class ShardServer:
         """Tell the master that a layer did not come, or could not be sent."""
         _, fragment, transfer = self._moved(peer, key)
         if transfer is not None:
-            self._link.tell(of_fragment(fragment, on.TransferLost(way=key.way, transfer=transfer, reason=reason)))
+            self.link.tell(of_fragment(fragment, on.TransferLost(way=key.way, transfer=transfer, reason=reason)))
 
     # Commands.
 
@@ -308,18 +308,18 @@ class ShardServer:
             self._fail(str(error))
             return
         except ProtocolError as error:
-            self._link.register_again(str(error))
+            self.link.register_again(str(error))
             return
         if isinstance(answer, on.ShardRegistered):
-            self._link.register_again("it does not have what it was told to restore")
+            self.link.register_again("it does not have what it was told to restore")
         elif answer is not None:
-            self._link.tell(of_fragment(fragment, answer))
+            self.link.tell(of_fragment(fragment, answer))
         if isinstance(answer, on.Committed | on.Restored):
             self._writers[fragment].offer(self._memories[fragment].serving)
 
     def _saved(self, version: int) -> None:
         _LOG.debug("%s has written version %d down", self._name, version)
-        self._link.tell(*self.beat())
+        self.link.tell(*self.beat())
 
     def died(self, fault: str) -> None:
         """End: without one of its threads a shard would only seem to serve; what keeps it up starts it again."""

@@ -27,9 +27,11 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 class ControlClient:
     """A worker that has joined. Safe from any thread."""
 
-    def __init__(self, *, address: Address, credentials: grpc.ChannelCredentials, welcome: dict[str, Any]) -> None:
-        """Use `join` instead."""
-        self._address, self.address = address, str(address)
+    def __init__(
+        self, *, who: str, address: Address, credentials: grpc.ChannelCredentials, welcome: dict[str, Any]
+    ) -> None:
+        """Use `join` instead; messages call the other end `who`."""
+        self._who, self._address, self.address = who, address, str(address)
         """The coordinator's control port, as it was dialled."""
         self._credentials = credentials
         self._channel = grpc.secure_channel(address.target, credentials, options=protocol.channel_options())
@@ -47,11 +49,13 @@ class ControlClient:
         facts: dict[str, Any],
         timeout_s: float = 30.0,
         cancelled: threading.Event | None = None,
+        role: str = "coordinator",
     ) -> "ControlClient":
         """Join a run as a device; wait for a coordinator that is not there yet, until the time is up or `cancelled`.
 
         First the coordinator's certificate is fetched and checked against the token; from then on it is the only
         one trusted. Then the secret is proved for a new key, which is answered with a certificate for that key.
+        Messages call the coordinator by its `role`.
 
         Raises:
             UsageError: the token is mistyped, of another run, or refused; the name or address is not one.
@@ -61,10 +65,10 @@ class ControlClient:
         deadline_s = time.monotonic() + timeout_s
         where, parsed = Address.parse(address), JoinToken.parse(token)
         check_name(name)
-        server_der = fetch_certificate(where, deadline_s, cancelled)
+        server_der = fetch_certificate(where, deadline_s, cancelled, role)
         if not parsed.matches(server_der):
             raise UsageError(
-                f"what answers at {where} is not the coordinator that made this token: "
+                f"what answers at {where} is not the {role} that made this token: "
                 "take address and token from the same run, or somebody stands in between"
             )
         identity = WorkerIdentity.create(name)
@@ -72,8 +76,10 @@ class ControlClient:
         request = identity.request_der
         body = {"code": own_code(), "request": request, "proof": parsed.proof(request), "facts": facts}
         encoded = protocol.encode(body, limit_bytes=protocol.JOIN_REQUEST_LIMIT_BYTES)
-        answer = _ask_to_join(where, root_pem, encoded, deadline_s)
+        who = f"the {role} at {where}"
+        answer = _ask_to_join(where, who, root_pem, encoded, deadline_s)
         client = cls(
+            who=who,
             address=_control_address(where, answer),
             credentials=grpc.ssl_channel_credentials(
                 root_pem, identity.key_pem, pem_of_der(_field(answer, "certificate", bytes))
@@ -85,7 +91,7 @@ class ControlClient:
 
     def another(self) -> "ControlClient":
         """Return the same member on a connection of its own: what holds up this one does not hold up that one."""
-        return ControlClient(address=self._address, credentials=self._credentials, welcome=self.welcome)
+        return ControlClient(who=self._who, address=self._address, credentials=self._credentials, welcome=self.welcome)
 
     def call(self, method: str, payload: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Return the answer of the coordinator's handler.
@@ -122,7 +128,7 @@ class ControlClient:
         return PendingCall(future, lambda error: self._translated(error, method, timeout_s))
 
     def _closed_error(self) -> PeerLostError:
-        return PeerLostError(f"the connection to the coordinator at {self._address} is closed")
+        return PeerLostError(f"the connection to {self._who} is closed")
 
     def close(self) -> None:
         """End the connection and all calls that run."""
@@ -134,16 +140,12 @@ class ControlClient:
             return self._closed_error()
         code, details = _status(error)
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            return protocol.RemoteRefusal(f"the coordinator at {self._address} refused {method!r}: {details}")
+            return protocol.RemoteRefusal(f"{self._who} refused {method!r}: {details}")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return PeerLostError(
-                f"the coordinator at {self._address} did not answer {method!r} within {timeout_s:g} s: {details}"
-            )
+            return PeerLostError(f"{self._who} did not answer {method!r} within {timeout_s:g} s: {details}")
         if code in _LOST:
-            return PeerLostError(
-                f"the connection to the coordinator at {self._address} went away under {method!r}: {details}"
-            )
-        return ProtocolError(f"the coordinator at {self._address} failed at {method!r}: {code.name}, {details}")
+            return PeerLostError(f"the connection to {self._who} went away under {method!r}: {details}")
+        return ProtocolError(f"{self._who} failed at {method!r}: {code.name}, {details}")
 
     def _greet(self, where: Address, deadline_s: float) -> None:
         try:
@@ -182,7 +184,7 @@ class PendingCall:
         return protocol.unwrap(answer)
 
 
-def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.Event | None = None) -> bytes:
+def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.Event | None, role: str) -> bytes:
     """Return the certificate (DER) of whoever answers, untrusted; dial again until the deadline (monotonic).
 
     Raises:
@@ -205,20 +207,20 @@ def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
             reason: OSError = error
         except ssl.SSLError as error:
-            raise UsageError(f"what answers at {address} is not a coordinator: {error.reason}") from None
+            raise UsageError(f"what answers at {address} is not a {role}: {error.reason}") from None
         except OSError as error:
             reason = error
         if deadline_s - time.monotonic() < _RETRY_PAUSE_S or cancelled.wait(_RETRY_PAUSE_S):
             known = not isinstance(reason, socket.gaierror)
             told = (reason.strerror or str(reason)) if known else "the name is unknown"
-            raise PeerLostError(f"no coordinator answers at {address}: {told}")
+            raise PeerLostError(f"no {role} answers at {address}: {told}")
 
 
 def _left_s(deadline_s: float) -> float:
     return max(0.05, deadline_s - time.monotonic())
 
 
-def _ask_to_join(where: Address, root_pem: bytes, body: bytes, deadline_s: float) -> dict[str, Any]:
+def _ask_to_join(where: Address, who: str, root_pem: bytes, body: bytes, deadline_s: float) -> dict[str, Any]:
     credentials = grpc.ssl_channel_credentials(root_pem)
     with contextlib.closing(
         grpc.secure_channel(where.target, credentials, options=protocol.channel_options())
@@ -227,22 +229,20 @@ def _ask_to_join(where: Address, root_pem: bytes, body: bytes, deadline_s: float
             call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(protocol.method_path(protocol.JOIN))
             return protocol.unwrap(call(body, timeout=_left_s(deadline_s), wait_for_ready=True))
         except grpc.RpcError as error:
-            raise _join_error(where, error) from None
+            raise _join_error(who, error) from None
         except protocol.RemoteRefusal as refusal:
-            raise protocol.RemoteRefusal(
-                f"the coordinator at {where} refused to let this worker join: {refusal}"
-            ) from None
+            raise protocol.RemoteRefusal(f"{who} refused: {refusal}") from None
 
 
-def _join_error(where: Address, error: grpc.RpcError) -> Exception:
+def _join_error(who: str, error: grpc.RpcError) -> Exception:
     code, details = _status(error)
     if code is grpc.StatusCode.UNAUTHENTICATED:
-        return UsageError(f"the coordinator at {where} refused the token: take the one that it printed for this run")
+        return UsageError(f"{who} refused the token: take the one that it printed, or wrote down, for this run")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return UsageError(f"the coordinator at {where} refused the token: too many wrong ones from here; {details}")
+        return UsageError(f"{who} refused the token: too many wrong ones from here; {details}")
     if code in _LOST:
-        return PeerLostError(f"the coordinator at {where} did not answer in time: {details}")
-    return ProtocolError(f"the coordinator at {where} failed at joining: {code.name}, {details}")
+        return PeerLostError(f"{who} did not answer in time: {details}")
+    return ProtocolError(f"{who} failed at joining: {code.name}, {details}")
 
 
 def _control_address(dialled: Address, answer: dict[str, Any]) -> Address:
@@ -252,13 +252,13 @@ def _control_address(dialled: Address, answer: dict[str, Any]) -> Address:
         case {"path": str(path)} if dialled.path:
             return Address(path=path)
         case other:
-            raise ProtocolError(f"the coordinator at {dialled} told no control port that fits: {other}")
+            raise ProtocolError(f"the answer to joining told no control port that fits: {other}")
 
 
 def _field(answer: dict[str, Any], key: str, kind: type[_T]) -> _T:
     value = answer.get(key)
     if not isinstance(value, kind):
-        raise ProtocolError(f"the coordinator's answer to joining lacks {key!r}")
+        raise ProtocolError(f"the answer to joining lacks {key!r}")
     return value
 
 
