@@ -83,7 +83,7 @@ def stages(make_plan, spec_of) -> Plan:
 
 def test_a_worker_that_dies_in_the_first_step_ends_its_replica_too(machines, replicas):
     """Which waits for it inside of torch, in the first sum of the run."""
-    run = machines(replicas)
+    run = machines(replicas, lost_after_s=PATIENCE_S)
     result = run.start(replicas)
     until(lambda: any("the first step begins" in note for note in run.told.notes))
     other = run.process("s0r0")
@@ -150,7 +150,7 @@ def test_an_outage_shorter_than_the_limit_ends_nothing_and_a_longer_one_ends_all
 
 
 def test_who_goes_while_others_are_awaited_is_replaced(machines, stages):
-    run = machines(stages)
+    run = machines(stages, lost_after_s=PATIENCE_S)
     first, second = stages.devices
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait_for, run.coordinator, stages.devices, PATIENCE_S, run.told, tell=run.told.note)
