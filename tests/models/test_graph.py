@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from spantrain.errors import ConfigError
+from spantrain.models import graph as measuring
 from spantrain.models.build import build_units, unit_count
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
@@ -85,3 +86,53 @@ def test_a_model_that_does_not_run_in_16_bits_is_told_of():
 
 def test_graph_covers_every_unit(spec):
     assert len(build_graph(spec).units) == unit_count(spec)
+
+
+def measured_without_numbers(spec, dtype, monkeypatch):
+    """The graph of a model all of whose units are taken for large, and which of them were run without numbers."""
+    without = []
+
+    def see(unit, *given):
+        found = seen(unit, *given)
+        without.extend([] if found is None else [unit.name])
+        return found
+
+    seen = measuring._see_without_numbers
+    with monkeypatch.context() as patched:
+        patched.setattr(measuring, "_LONG_FLOP", 0.0)
+        patched.setattr(measuring, "_see_without_numbers", see)
+        return build_graph(spec, dtype=dtype), without
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("decoders.llama", "float32"),
+        ("decoders.llama", "bfloat16"),
+        ("decoders.gemma3", "float32"),
+        ("decoders.mamba2", "float32"),
+        ("encoders.bert_masked", "float32"),
+        ("convolutions.diffusion_unet", "float32"),
+        ("pairs.t5", "float32"),
+        ("pairs.whisper", "float32"),
+        ("plain.torch_transformer", "float32"),
+        ("plain.dropout", "float32"),
+    ],
+)
+def test_large_units_cost_the_same_without_numbers(name, dtype, monkeypatch):
+    family, _, function = name.partition(".")
+    spec = resolve_model(f"{FOLDER / family}.py:{function}")
+    graph, without = measured_without_numbers(spec, dtype, monkeypatch)
+    wanted = build_graph(spec, dtype=dtype)
+    assert [one for one in wanted.units if one.forward_flop_per_sample] == [
+        one for one in graph.units if one.forward_flop_per_sample
+    ]
+    products = {one.unit_class: one.name for one in reversed(wanted.units[:-1]) if one.forward_flop_per_sample}
+    assert {*products.values()} <= {*without}
+
+
+@pytest.mark.parametrize("name", ["decoders.mixtral", "plain.lstm", "plain.branches_on_data"])
+def test_what_differs_without_numbers_or_needs_them_is_measured_with_them(name, monkeypatch):
+    family, _, function = name.partition(".")
+    spec = resolve_model(f"{FOLDER / family}.py:{function}")
+    assert measured_without_numbers(spec, "float32", monkeypatch)[0] == build_graph(spec)

@@ -3,13 +3,15 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 
+from spantrain.core.records import Record
 from spantrain.core.shares import MemberBytes, TensorPieces, divided_share
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.errors import ConfigError
@@ -23,23 +25,28 @@ from spantrain.models.low_weights import frozen_rounded, with_low_weights
 from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
 from spantrain.models.tracing.factory import told_as_the_models
+from spantrain.models.tracing.source import emptied, unreported
 from spantrain.models.units import Rows, UnitModule
 
 _Batch = tuple[tuple[Tensor, ...], Rows]
 
 _SMALL, _LARGE = 1, 3
 """Batch sizes between which bytes held are compared: what does not grow with the batch is not counted."""
+_LONG_FLOP = 2e9
+"""Operations for a sample from which a unit is run without numbers: with them it would take longer."""
+_OF_EXPERTS = "_apply_gate"
+"""What modules of the library have that route tokens to experts: without numbers by another product."""
 
 
 def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
     """Return the model's units with what crosses each cut and what each unit costs.
 
-    Operations are counted on the meta device: products and convolutions, other work counts as none. Types and
-    shapes at the cuts, and the bytes held from F to W, come from a real forward on the CPU, once for each class of
-    identical units. Bytes held are what autograd saves, with the unit's inputs and outputs, without parameters; behind
-    I also the gradients that W starts from. What members of a tensor-parallel group hold was measured on two of them.
-    What operations need besides, while they run, is the most that they allocate in a whole pass, less what is held.
-    float16 is measured as bfloat16, which is as large: few processors have fast products of it.
+    Operations are counted on the meta device: products and convolutions, other work counts as none. Types and shapes at
+    the cuts, and bytes held from F to W, are those of a run on the CPU, once for each class of identical units; large
+    ones have no numbers in it if they can do without (torch's fake tensors). Bytes held are what autograd saves, with
+    the unit's inputs and outputs, without parameters; behind I also the gradients that W starts from. What members of a
+    tensor-parallel group hold was measured on two of them. What operations need besides, while they run, is the most
+    that they allocate in a whole pass, less what is held. float16 is measured as bfloat16, which is as large.
 
     Args:
         spec: the model.
@@ -65,7 +72,7 @@ def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
         if unit_class not in measured:
             last = index == len(source.names) - 1
             with told_as_the_models(f"model {spec.name}: {module.name} does not run {how}"):
-                measured[unit_class] = _measure(spec, checked.at(index), module, entering, dtype=dtype, last=last)
+                measured[unit_class] = _measure(spec, partial(checked.at, index), module, entering, dtype, last)
         found = replace(
             measured[unit_class], name=module.name, unit_class=unit_class, shared=tuple(sorted(module.shared))
         )
@@ -114,34 +121,49 @@ def _told(module: UnitModule) -> str:
         return ", ".join(f"{path}: {type(part).__name__}" for path, part in module.named_modules())
 
 
+class _Measured(Record):
+    """What a unit holds and allocates when it is run."""
+
+    small: HeldBehind
+    large: HeldBehind
+    """Of `_SMALL` and of `_LARGE` samples."""
+    working: tuple[int, int]
+    """Bytes that operations need besides, with `_SMALL` samples and with twice as many."""
+    two: tuple[HeldBehind, ...] = ()
+    """By two members of a group."""
+    sliced: tuple[HeldBehind, ...] = ()
+    """By two that have slices of the sequence."""
+
+
 def _measure(
-    spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...], *, dtype: str, last: bool
+    spec: ModelSpec,
+    whole: Callable[[], UnitModule],
+    empty: UnitModule,
+    entering: tuple[TensorSpec, ...],
+    dtype: str,
+    last: bool,
 ) -> Unit:
-    """Return what every unit of one class has in common."""
-    low, batch = autocast_dtype(dtype), partial(_batch, spec, entering)
-    flop = _flop(spec, module, empty, entering)
-    with_low_weights(module, dtype)
+    """Return what every unit of one class has in common; `whole` gives one with numbers."""
+    flop, sums, batch = _flop(spec, whole, empty, entering), sums_of(empty), partial(_batch, spec, entering)
     frozen_rounded(empty, dtype)
-    module.compiled_by = compiled_by(spec, ONLY_CUT)
-    sums = sums_of(empty)
-    pieces, two, sliced = pieces_of(empty) if sums else (), list[HeldBehind](), list[HeldBehind]()
-    if pieces:
-        two = held_by_two(module, partial(batch, _SMALL), low, ends_model=last)
-    if two and divides_sequence(module):
-        sliced = held_by_two(module, partial(batch, _SMALL), low, ends_model=last, sequence_parallel=True)
-    # Behind the copies for two: what is run as a stage has layers of other classes (`models.weight_gradients`).
-    small, large = (held_behind(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE))
+    pieces = pieces_of(empty) if sums else ()
+    see = partial(_see, dtype=dtype, last=last, divides=bool(pieces))
+    seen = _see_without_numbers(empty, batch, see) if flop >= _LONG_FLOP and not spec.compiled else None
+    if seen is None:
+        unit = whole()
+        unit.compiled_by = compiled_by(spec, ONLY_CUT)
+        seen = see(unit, batch)
+    small, large, working = seen.small, seen.large, seen.working
     grown = (large.forward_bytes - small.forward_bytes) / (_LARGE - _SMALL)
     held_bytes = math.ceil(grown if grown >= 0 else large.forward_bytes / _LARGE)  # one packed sequence may hold more
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
-    working = [working_bytes(module, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, 2 * _SMALL)]
     parameter_bytes = sum(map(_bytes, empty.parameters()))
     frozen_bytes = sum(_bytes(parameter) for parameter in empty.parameters() if not parameter.requires_grad)
     goes_back = frozen_bytes < parameter_bytes or any(tensor.requires_grad for tensor in entering)
     working_per_sample = max(0, math.ceil((working[1] - working[0]) / _SMALL))
     return Unit(
-        name=module.name,
+        name=empty.name,
         unit_class="",
         parameter_bytes=parameter_bytes,
         frozen_bytes=frozen_bytes,
@@ -154,11 +176,49 @@ def _measure(
         working_bytes_per_sample=working_per_sample,
         working_bytes=max(0, working[0] - _SMALL * working_per_sample),
         tensor_pieces=pieces,
-        member_activation_bytes=_by_member(pieces, [held.forward_bytes - constant_bytes for held in two]),
-        member_deferred_bytes=_by_member(pieces, [held.backward_input_bytes - constant_bytes for held in two]),
-        sequence_activation_bytes=_by_member(pieces, [held.forward_bytes - constant_bytes for held in sliced]),
-        sequence_deferred_bytes=_by_member(pieces, [held.backward_input_bytes - constant_bytes for held in sliced]),
+        member_activation_bytes=_by_member(pieces, [held.forward_bytes - constant_bytes for held in seen.two]),
+        member_deferred_bytes=_by_member(pieces, [held.backward_input_bytes - constant_bytes for held in seen.two]),
+        sequence_activation_bytes=_by_member(pieces, [held.forward_bytes - constant_bytes for held in seen.sliced]),
+        sequence_deferred_bytes=_by_member(
+            pieces, [held.backward_input_bytes - constant_bytes for held in seen.sliced]
+        ),
     )
+
+
+def _see(unit: UnitModule, batch: Callable[[int], _Batch], *, dtype: str, last: bool, divides: bool) -> _Measured:
+    """Run a unit on batches of so many samples; `divides` says whether a group could divide it."""
+    low, two, sliced = autocast_dtype(dtype), tuple[HeldBehind, ...](), tuple[HeldBehind, ...]()
+    with_low_weights(unit, dtype)
+    if divides:
+        two = held_by_two(unit, partial(batch, _SMALL), low, ends_model=last)
+    if two and divides_sequence(unit):
+        sliced = held_by_two(unit, partial(batch, _SMALL), low, ends_model=last, sequence_parallel=True)
+    # Behind the copies for two: what is run as a stage has layers of other classes (`models.weight_gradients`).
+    small, large = (held_behind(unit, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, _LARGE))
+    working = [working_bytes(unit, partial(batch, samples), low, ends_model=last) for samples in (_SMALL, 2 * _SMALL)]
+    return _Measured(small=small, large=large, working=(working[0], working[1]), two=two, sliced=sliced)
+
+
+def _see_without_numbers(
+    empty: UnitModule, batch: Callable[[int], _Batch], see: Callable[[UnitModule, Callable[[int], _Batch]], _Measured]
+) -> _Measured | None:
+    """Return the same of a unit that has only shapes; None if its code needs numbers, or does something else then."""
+    if any(isinstance(part, nn.RNNBase) or hasattr(part, _OF_EXPERTS) for part in empty.modules()):
+        return None
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def without_numbers(tensor: Tensor) -> Tensor:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+    def batch_without(samples: int) -> _Batch:
+        with mode:  # members of a group are in threads of their own
+            tensors, rows = batch(samples)
+            return tensors, {number: row if is_fake(row) else mode.from_tensor(row) for number, row in rows.items()}
+
+    with contextlib.suppress(Exception), unreported(), mode:
+        return see(emptied(empty, without_numbers, buffers=True), batch_without)
+    return None
 
 
 def _by_member(pieces: tuple[TensorPieces, ...], held: list[int]) -> MemberBytes | None:
@@ -181,7 +241,9 @@ def _batch(spec: ModelSpec, entering: tuple[TensorSpec, ...], samples: int, devi
     return tuple(tensors), example_rows(spec, samples, device=device)
 
 
-def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tuple[TensorSpec, ...]) -> float:
+def _flop(
+    spec: ModelSpec, whole: Callable[[], UnitModule], empty: UnitModule, entering: tuple[TensorSpec, ...]
+) -> float:
     """Count operations for one sample: without numbers, or with them where the unit cannot do without.
 
     They are as many in any type, so what comes in is taken to be of float32, as the parameters are. No graph is made: a
@@ -194,10 +256,10 @@ def _flop(spec: ModelSpec, module: UnitModule, empty: UnitModule, entering: tupl
         return float(meter.total) / _SMALL
     try:
         with torch.no_grad(), FlopMeter() as meter:
-            module.run(*_batch(spec, as_float32, _SMALL))
+            whole().run(*_batch(spec, as_float32, _SMALL))
     except RuntimeError as error:
         raise ConfigError(
-            f"model {spec.name}: {module.name} ran when its model was followed, and does not run on {_SMALL} sample: "
+            f"model {spec.name}: {empty.name} ran when its model was followed, and does not run on {_SMALL} sample: "
             f"{error}; write its forward so that it takes any number of samples"
         ) from error
     return float(meter.total) / _SMALL

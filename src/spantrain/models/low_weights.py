@@ -43,7 +43,9 @@ def with_low_weights(module: Module, dtype: str, device: torch.device | None = N
     That if the dtype says so. Shared ones stay shared; where there are copies already, they stay.
     """
     made: dict[int, nn.Parameter] = {}
-    frozen_rounded(module, dtype).to(device)  # what is frozen takes no more room there
+    frozen_rounded(module, dtype)
+    if device is not None:
+        module.to(device)  # what is frozen takes no more room there
     for layer, name, own in _rounded(module, dtype):
         if own.requires_grad:
             if id(own) not in made:

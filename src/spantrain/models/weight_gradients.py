@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from spantrain.models.low_weights import add_gradient
@@ -264,7 +265,7 @@ class DeferringLayer:
         With a weight that is trained it does where there is something to leave things in; with a frozen one, where
         that is cast.
         """
-        is_plain = type(tensor) is Tensor and isinstance(weight, nn.Parameter)
+        is_plain = type(tensor) in (Tensor, FakeTensor) and isinstance(weight, nn.Parameter)
         if self.deferral is None or not (is_plain and torch.is_grad_enabled() and product.suits(tensor, weight)):
             return False
         if weight.requires_grad:

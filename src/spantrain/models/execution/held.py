@@ -27,7 +27,7 @@ class StorageLog:
         # By themselves: those of divided parameters are elsewhere each time that they are whole.
         self._left_out = {tensor.untyped_storage()._cdata for tensor in leave_out}
         self._seen: dict[int, tuple[StorageWeakRef, int]] = {}
-        """By address; a new storage at the address of one that is gone takes its place."""
+        """By what torch has for a storage, with numbers or without."""
         self.most_bytes = 0
         """The largest figure that `look` has found."""
 
@@ -35,10 +35,9 @@ class StorageLog:
         """Note the storages of tensors."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            address = storage.data_ptr()
             if storage._cdata not in self._left_out:
                 reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-                self._seen[address] = (reference, storage.nbytes())
+                self._seen[storage._cdata] = (reference, storage.nbytes())
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -57,11 +56,9 @@ class StorageLog:
     def look_with(self, *tensors: Tensor) -> int:
         """Return the bytes that are alive now, with those of some tensors, which are not noted."""
         now_bytes = self.look()
-        storages = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+        storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
         return now_bytes + sum(
-            storage.nbytes()
-            for at, storage in storages.items()
-            if at not in self._seen and storage._cdata not in self._left_out
+            storage.nbytes() for at, storage in storages.items() if at not in self._seen and at not in self._left_out
         )
 
     def look(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -95,10 +96,13 @@ def held_by_two(
     *,
     ends_model: bool,
     sequence_parallel: bool = False,
-) -> list[HeldBehind]:
+) -> tuple[HeldBehind, ...]:
     """Return what each of two members holds; the unit stays whole. Nothing, with a warning, if it does not run so.
 
     With `sequence_parallel`, they hold slices of the sequence where they can.
+
+    Raises:
+        Exception: it has no numbers, and does not run so.
     """
     members = [copied(unit) for _ in range(2)]
 
@@ -108,11 +112,13 @@ def held_by_two(
         return held_behind(own, batch, autocast_dtype, ends_model=ends_model)
 
     try:
-        return run_members(2, work)
+        return tuple(run_members(2, work))
     except (RuntimeError, TypeError, ValueError, AssertionError, ConfigError) as error:
+        if any(map(is_fake, unit.parameters())):
+            raise
         # Of code that nobody here wrote. Most models are trained without dividing units: they must not be stopped.
         _LOGGER.warning("%s does not run divided among two devices: %s; its memory is reckoned", unit.name, error)
-        return []
+        return ()
 
 
 class FlopMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]

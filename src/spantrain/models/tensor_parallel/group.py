@@ -45,6 +45,9 @@ class TensorGroup:
 class ThreadGroup(TensorGroup):
     """Members in threads of one process: the fake, for tests and for trying a division without processes."""
 
+    turn: "threading.Lock | None" = None
+    """Whoever has it runs, up to where members meet; None: all run at once."""
+
     def __init__(self, barrier: threading.Barrier, laid_down: list[Tensor | None], rank: int) -> None:
         """Use `together`, which makes all members at once: they lay tensors down and take up the others'."""
         self._barrier = barrier
@@ -88,12 +91,23 @@ class ThreadGroup(TensorGroup):
 
     def _exchange(self, tensor: Tensor | None) -> list[Tensor]:
         self._laid_down[self.rank] = tensor
-        self._barrier.wait()
+        self._wait()
         parts = [part for part in self._laid_down if part is not None]
-        self._barrier.wait()
+        self._wait()
         if len(parts) != (0 if tensor is None else self.size):
             raise RuntimeError(f"{len(parts)} of {self.size} members wait for an operation, the others have ended")
         return parts
+
+    def _wait(self) -> None:
+        """Wait for the others, whose turn it is."""
+        if self.turn is None:
+            self._barrier.wait()
+            return
+        self.turn.release()
+        try:
+            self._barrier.wait()
+        finally:
+            self.turn.acquire()
 
 
 def summed(parts: Sequence[Tensor]) -> Tensor:
@@ -105,17 +119,19 @@ def summed(parts: Sequence[Tensor]) -> Tensor:
 
 
 def run_members(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
-    """Run `work` once for each member of a group of threads and return the results by rank.
+    """Run `work` once for each member of a group of threads, in turns; return the results by rank.
 
     Raises:
         Exception: what the first member that failed by itself raised.
     """
-    members = ThreadGroup.together(size)
+    members, turn = ThreadGroup.together(size), threading.Lock()
 
     def one(member: ThreadGroup) -> T:
+        member.turn = turn
         try:
-            found = work(member)
-            member._exchange(None)  # all have come to their end
+            with turn:
+                found = work(member)
+                member._exchange(None)  # all have come to their end
             return found
         except BaseException:
             member.leave()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -197,7 +198,9 @@ class WholeMeans(TorchFunctionMode):
             # Others, such as some that the model has replaced by now, are meant over what is here.
             return torch.where((target == shifted[kind]).all(), self._mean(call, min(kind, 1)), self._here(call))
         same = [
-            kind for kind, labels in enumerate(shifted) if target.shape == labels.shape and torch.equal(target, labels)
+            kind
+            for kind, labels in enumerate(shifted)
+            if target.shape == labels.shape and (is_fake(target) or torch.equal(target, labels))
         ]
         if len(same) == 1:
             self._known[number] = same[0]

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import inspect
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import field, replace
@@ -129,6 +130,7 @@ def _address(tensor: Tensor) -> tuple[int, int]:
 
 
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
 Given = Callable[[Tensor], Tensor]
 """Makes an input of a tensor of the example batch."""
 
@@ -231,7 +233,7 @@ def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Given], T])
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     empty = None
     try:
-        with _quiet():
+        with unreported():
             empty = load_empty(spec, mode)
             return work(empty, mode.from_tensor)
     except Exception as error:
@@ -243,18 +245,20 @@ def with_or_without_numbers(spec: ModelSpec, work: Callable[[Loaded, Given], T])
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def unreported() -> Iterator[None]:
     """Keep torch from reporting what cannot be done without numbers: it is done with them, then."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():  # copies are made of tensors without numbers
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            yield
     finally:
         logger.disabled = before
 
 
-def emptied(module: nn.Module, replaced: Any, *, buffers: bool = False) -> nn.Module:
+def emptied(module: M, replaced: Any, *, buffers: bool = False) -> M:
     """Return a copy of a module with other parameters (and buffers), which are not copied first."""
     tensors: list[Tensor] = list(module.parameters())
     if buffers:
