@@ -102,6 +102,6 @@ class ReadsItsWidth(nn.Module):
 
 def test_a_unit_that_does_not_run_divided_is_said_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
     unit = ModuleUnit("odd", ReadsItsWidth())
-    assert held_by_two(unit, lambda: ((torch.zeros(1, 8, requires_grad=True),), {}), None, ends_model=False) == []
+    assert not held_by_two(unit, lambda: ((torch.zeros(1, 8, requires_grad=True),), {}), None, ends_model=False)
     assert "odd does not run divided among two devices" in caplog.text
     assert unit.body.layers[0].weight.shape == (16, 8)
