@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ def is_factory(name: str) -> bool:
     return bool(separator and path) and function.isidentifier() and not name.startswith(_HF)
 
 
+def look_here() -> None:
+    """Have modules of the present folder found, as `python -m spantrain` does: the program has its own in its place."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+
+
 def factory_file(source: str) -> Path:
     """Return the file that a factory is in.
 
@@ -76,6 +83,7 @@ def factory_file(source: str) -> Path:
         if not is_file(Path(path)):
             raise ConfigError(f"model {source}: there is no file {path}")
         return Path(path)
+    look_here()
     try:
         found = importlib.util.find_spec(path)
     except (ImportError, ValueError) as error:
@@ -216,6 +224,8 @@ def objective_of(architecture: str) -> str | None:
 
 
 def _fields(name: str) -> dict[str, Any]:
+    if not name.removeprefix(_HF).strip():
+        raise ConfigError(f"model {name!r}: names no path; write hf:PATH (for this folder: hf:.)")
     path = Path(name.removeprefix(_HF))
     file = path / "config.json" if path.is_dir() else path
     wanted = "give a transformers config.json or its folder"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from spantrain.models.build import build_units, unit_names
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.graph import build_graph
 from spantrain.models.sources import hf_configuration
+from spantrain.models.tracing.factory import load_function
 from testing.models import own_models
 
 pytestmark = pytest.mark.models
@@ -159,6 +161,25 @@ def test_a_configuration_that_is_not_there_is_named(tmp_path):
         with pytest.raises(ConfigError, match=re.escape(f"model hf:{path}: {wanted}")) as caught:
             resolve_model(f"hf:{path}")
         assert "Errno" not in str(caught.value)
+
+
+def test_a_configuration_without_a_path_is_not_that_of_the_present_folder(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model 'hf:': names no path; write hf:PATH \(for this folder: hf:\.\)"):
+        resolve_model("hf:")
+    assert resolve_model("hf:.").family == "hf"
+
+
+def test_a_module_of_the_present_folder_is_found_wherever_the_program_lies(tmp_path, monkeypatch):
+    """`python -m` looks there by itself, the installed program does not."""
+    (tmp_path / "lies_here.py").write_text("def build(): return 1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(tmp_path))])
+    assert load_function("lies_here:build")() == 1
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(tmp_path))])
+    monkeypatch.delitem(sys.modules, "lies_here")
+    assert resolve_model("lies_here:build").source == "lies_here:build"
 
 
 def test_a_plan_cannot_have_code_loaded_that_a_configuration_names(tmp_path):

@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError, SpanTrainError
-from spantrain.models.sources import factory_file, source_digest
+from spantrain.models.sources import factory_file, look_here, source_digest
 from spantrain.models.tracing.batch import FunctionLoss, Loss, ModelBatch, OwnLoss, split_batch
 
 _NOT_THE_USERS = ("/torch/", "/spantrain/library/", "/spantrain/models/", "<frozen importlib")
@@ -121,6 +121,7 @@ def load_function(source: str, *, what: str = "model") -> Callable[..., Any]:
         ConfigError: importing raises, or there is no such function; `what` it was wanted for is named.
     """
     path, _, name = source.rpartition(":")
+    look_here()
     try:
         module = _file_module(Path(path)) if path.endswith(".py") else importlib.import_module(path)
     except (Exception, SystemExit) as error:
