@@ -54,3 +54,8 @@ def test_columns_that_are_none_are_not_followed(columns, tmp_path):
     with out.open("wb") as stream:
         assert program(("testbed", "traces"), stream.fileno(), COLUMNS=columns).returncode == 0
     assert "drop-NN" in out.read_text()
+
+
+def test_outputs_that_were_closed_from_the_beginning_are_no_failure():
+    words = f"exec {sys.executable} -m spantrain --version >&- 2>&-"
+    assert subprocess.run(["sh", "-c", words], timeout=PATIENCE_S, check=False).returncode == 0

@@ -1,8 +1,12 @@
 """What a user sees and what is left behind when a worker, the user or the program itself ends a run early."""
 
 import json
+import os
+import pty
 import re
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +140,35 @@ def test_who_ends_all_processes_of_a_job_ends_it_with_a_checkpoint(start, plan_p
     assert Path(found[2], "manifest.json").is_file()
     assert "lost" not in said
     nothing_is_left(program)
+
+
+def test_whose_terminal_is_closed_leaves_a_checkpoint(plan_path, tmp_path):
+    """As where a connection by ssh breaks: shell and kernel send SIGHUP each, and nothing can be written there."""
+    child, terminal = pty.fork()
+    if child == 0:
+        words = ("train", plan_path, *FOREVER, "--no-network", "--out", tmp_path)
+        os.execv(sys.executable, [sys.executable, "-m", "spantrain", *map(str, words)])
+    said = b""
+    while b" loss " not in said:
+        said = said[-99:] + os.read(terminal, 4096)
+    os.close(terminal)
+    os.kill(child, signal.SIGHUP)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    assert (tmp_path / "checkpoint/latest").is_file()
+
+
+def test_interrupt_of_a_pipe_leaves_a_checkpoint_though_its_reader_ends_first(plan_path, tmp_path):
+    """As in `spantrain train ... 2>&1 | tee log`: Ctrl-C goes to both."""
+    words = ("train", plan_path, *FOREVER, "--no-network", "--out", tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-m", "spantrain", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        assert process.stdout is not None
+        assert any(b" loss " in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 130
+    assert (tmp_path / "checkpoint/latest").is_file()
 
 
 def test_second_interrupt_ends_at_once(start, slow_plan_path, tmp_path):

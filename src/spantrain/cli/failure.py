@@ -1,10 +1,13 @@
-"""How commands end that do not end well: by an error that nobody foresaw, by Ctrl-C and SIGTERM."""
+"""How commands end that do not end well: by an error that nobody foresaw, by Ctrl-C, SIGTERM or a closed terminal."""
 
 import datetime
+import errno
+import io
 import os
 import platform
 import runpy
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +16,14 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, ClassVar
 
 from spantrain.app.cache import state_folder
 from spantrain.errors import Interrupted
 from spantrain.version import VERSION
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _SECRETS = frozenset({"--token"})
 """Options whose values are not written down."""
@@ -102,7 +109,7 @@ def clean_interrupt(what: str) -> AbstractContextManager[None]:
 def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> AbstractContextManager[None]:
     """Tell of the first signal, which ends what `stop` says will end; a second, or one before that, ends at once.
 
-    SIGTERM tells `leave` first, which takes longer; a second signal is then like the first.
+    SIGTERM and SIGHUP tell `leave` first, which takes longer; a second signal is then like the first.
     """
     leaving = told = False
 
@@ -111,7 +118,7 @@ def told_interrupt(stop: Callable[[], bool], leave: Callable[[], bool]) -> Abstr
         del frame
         if told:
             os._exit(130)
-        if number == signal.SIGTERM and not leaving and leave():
+        if number != signal.SIGINT and not leaving and leave():
             leaving = True
             return
         told = stop()
@@ -157,9 +164,59 @@ def _stopping_at_once(ends: Callable[[], bool], says: Callable[[], str]) -> Iter
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Handle Ctrl-C, SIGTERM and, unless it is ignored as by nohup, SIGHUP: of that only one that comes first.
+
+    A terminal that is closed sends it twice, by the shell and by the kernel; a session's end sends it after SIGTERM.
+    """
+    heard = False
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        first, heard = not heard, True
+        _Listened.goes_on.add(errno.EPIPE)
+        if first or number != signal.SIGHUP:
+            handler(number, frame)
+
+    numbers = [one for one in _ENDS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, hear) for number in numbers}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Listened(io.FileIO):
+    """A terminal or a pipe that may end before the program: what is written then goes nowhere.
+
+    It is no failure of a terminal; of a pipe, as that to `tee`, once a signal has come, which may have ended both.
+    """
+
+    goes_on: ClassVar[set[int]] = {errno.EIO}
+
+    def write(self, data: "ReadableBuffer") -> int:
+        """Write all."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[super().write(left) :]
+            except OSError as error:
+                if error.errno not in self.goes_on:
+                    raise
+                with open(os.devnull, "wb") as nowhere:
+                    os.dup2(nowhere.fileno(), self.fileno())
+        return memoryview(data).nbytes
+
+
+def outlive_listeners() -> None:
+    """Have a closed terminal end nothing by an error where something is written; what ends is the signal's to say."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # if closed from the beginning
+        setattr(sys, name, stream)
+        if stream.isatty() or stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+            # With no buffer in between, whose lock a signal that writes would find held.
+            raw = _Listened(stream.fileno(), "wb", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True))

@@ -19,7 +19,7 @@ from spantrain.cli.commands.machines import doctor, init
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
-from spantrain.cli.failure import software, tell_internal_error
+from spantrain.cli.failure import outlive_listeners, software, tell_internal_error
 from spantrain.errors import InternalError, SpanTrainError, UsageError
 from spantrain.plugins import with_plugins
 
@@ -168,6 +168,7 @@ def run() -> None:
     that nobody waits for any more.
     """
     code: object = 0
+    outlive_listeners()
     try:
         main()
     except SystemExit as end:

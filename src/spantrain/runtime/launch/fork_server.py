@@ -26,8 +26,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Serve until the input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends all of a job's processes: the parent says what ends
-        signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # whoever ends all of a job's processes: the parent says what ends
     load()
     _say({"ready": True})
     wake_read, wake_write = os.pipe()
