@@ -91,6 +91,7 @@ def test_lost_worker_is_named_with_its_log(path_of_plan, lost, request, start, t
         assert str(log) in last
         assert re.search(go_on, last)
         assert "Traceback" not in said
+        assert not any("Traceback" in one.read_text() for one in log.parent.glob("*.log"))
         nothing_is_left(program)
 
     stopped, killed = run_that_loses(signal.SIGSTOP), run_that_loses(signal.SIGKILL, "--checkpoint-every", "1")

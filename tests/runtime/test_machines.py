@@ -193,7 +193,7 @@ def test_the_first_signal_ends_a_wait_on_both_sides(start, stages, law_profile, 
     coordinator.process.send_signal(signal.SIGTERM)
     code, said = coordinator.end()
     assert code == 130
-    assert "Stopped: stopped at once; there is no checkpoint to go on from" in said
+    assert "Stopped: at once; there is no checkpoint to go on from" in said
     assert "Stopping after this step" not in said
     nothing_is_left(coordinator)
     nothing_is_left(worker)

@@ -137,7 +137,7 @@ def graceful_interrupt(ask: Callable[[], bool], says: Callable[[], str]) -> Abst
         sys.stderr.write("\nStopping after this step, with a checkpoint. Once more: stop now.\n")
         return False
 
-    return _stopping_at_once(count, lambda: f"stopped at once; {says()}")
+    return _stopping_at_once(count, lambda: f"at once; {says()}")
 
 
 @contextmanager

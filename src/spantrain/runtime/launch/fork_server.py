@@ -19,6 +19,7 @@ import sys
 import traceback
 from typing import Any
 
+from spantrain.errors import SpanTrainError
 from spantrain.testbed.namespace_handle import NamespaceHandle
 
 _PR_SET_PDEATHSIG = 1
@@ -104,6 +105,8 @@ def _start(request: dict[str, Any]) -> int:
     try:
         _become_worker(request)
         status = 0
+    except SpanTrainError as error:
+        sys.stderr.write(f"Error: {error}\n")
     except BaseException:  # noqa: BLE001  one of the two outermost loops: the log gets all
         traceback.print_exc()
     finally:

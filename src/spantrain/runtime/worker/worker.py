@@ -354,8 +354,9 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - a worker's outermost loop: the coordinator names whatever it is
             # What fails because the order is over says nothing of why.
             cause = self._watch.cause() or error
-            _log.error("order %s failed: %s", given.name, cause if cause is not error else traceback.format_exc())
             failure = told(cause)
+            is_known = isinstance(cause, SpanTrainError) or _of_the_environment(cause)
+            _log.error("order %s failed: %s", given.name, cause if is_known else traceback.format_exc())
             if self._is_watched:
                 failure = replace(failure, unfinished=self._orders.unfinished, holds=self._orders.is_whole)
             return requests.OrderOutcome(order_id=given.order_id, failure=failure)
