@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from spantrain.app import worker
-from spantrain.app.live_requests import DRAIN, ask_to_drain, requests_heard
+from spantrain.app.live_requests import DRAIN, LOCK_FILE, ask_to_drain, requests_heard
 from spantrain.app.training.run_folder import alone_in
 from spantrain.cli.failure import told_interrupt
 from spantrain.errors import ConfigError
@@ -142,6 +142,7 @@ def test_a_device_is_asked_for_by_a_file_in_the_folder_of_a_run_under_way(tmp_pa
                     ask_to_drain(tmp_path, name)
             ask_to_drain(tmp_path, "lab-1")
             assert sorted(file.name for file in (tmp_path / DRAIN).iterdir()) == [".devices", "lab-1"]
+            (tmp_path / LOCK_FILE).touch()
             with alone_in(tmp_path):
                 ask_to_drain(tmp_path, "lab-1")
             with refused:  # its process was killed: the lock is free, and the folder still there

@@ -89,6 +89,18 @@ def test_what_a_run_was_made_with_is_not_written_over(run):
     check_not_of_a_run(run / "other.json", "--out")
 
 
+def test_a_folder_that_was_not_used_is_left_as_it_was(tmp_path):
+    with alone_in(tmp_path / "new"):
+        pass
+    with alone_in(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "plan.json").touch()
+    with alone_in(tmp_path):
+        (tmp_path / "metrics.jsonl").touch()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "metrics.jsonl", "plan.json"}
+
+
 def test_one_that_is_under_way_is_alone_there(run):
     check_not_under_way(run)
     assert files(run) == {*INPUTS, *OLD, RUN_FILE}

@@ -195,6 +195,7 @@ def test_the_first_signal_ends_a_wait_on_both_sides(start, stages, law_profile, 
     assert code == 130
     assert "Stopped: at once; there is no checkpoint to go on from" in said
     assert "Stopping after this step" not in said
+    assert not (tmp_path / "run").exists(), "neither a lock nor credentials"
     nothing_is_left(coordinator)
     nothing_is_left(worker)
 

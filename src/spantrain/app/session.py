@@ -2,6 +2,7 @@
 
 import functools
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -164,11 +165,18 @@ def _remote(wanted: WantedWorkers, options: SessionOptions, reporter: Reporter, 
     stack.callback(coordinator.stop)
     if kept:
         credentials.keep(kept)
+        stack.callback(_forget_unused, kept)
     stack.callback(workers.expect_ends)  # before that
     workers.start(coordinator.join_address, coordinator.token)
     patience_s = launch.workers.patience_s if launch else options.join_timeout_s
     wait_for(coordinator, devices, patience_s, reporter, tell=reporter.note)
     return Session(cluster=cluster, devices=devices, coordinator=coordinator, network="real", outlived=kept is not None)
+
+
+def _forget_unused(credentials: Path) -> None:
+    """Remove credentials beside which there is no journal: no run has begun, or it has ended."""
+    if [*credentials.parent.glob("*")] == [credentials]:
+        shutil.rmtree(credentials.parent)
 
 
 def _local(wanted: WantedWorkers, options: SessionOptions, reporter: Reporter, stack: ExitStack) -> Session:

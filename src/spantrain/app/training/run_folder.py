@@ -246,9 +246,11 @@ def alone_in(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another program trains there.
     """
-    is_new = not folder.exists()
+    before: set[str] | None = None
     with ExitStack() as stack:
         try:
+            if folder.exists():
+                before = {path.name for path in folder.iterdir()}
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked_file(folder / LOCK_FILE))
         except BlockingIOError:
@@ -259,9 +261,10 @@ def alone_in(folder: Path) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                if is_new and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+                if {path.name for path in folder.iterdir()} - (before or set()) == {LOCK_FILE}:
                     (folder / LOCK_FILE).unlink()
-                    folder.rmdir()
+                    if before is None:
+                        folder.rmdir()
 
 
 def check_not_under_way(folder: Path) -> None:
