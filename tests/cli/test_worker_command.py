@@ -44,9 +44,11 @@ def started(spantrain, monkeypatch) -> Callable[..., WorkerSettings]:
     return run
 
 
-def test_address_and_token_may_be_in_variables(started):
+def test_address_and_token_may_be_in_variables(started, caplog):
+    caplog.set_level("INFO")
     settings = started("worker", "--name", "lab-0", SPANTRAIN_JOIN="127.0.0.1:7000", SPANTRAIN_TOKEN=TOKEN)
     assert (settings.join, settings.token, settings.name) == ("127.0.0.1:7000", TOKEN, "lab-0")
+    assert "lab-0 looks for the coordinator at 127.0.0.1:7000, for 600 s at most" in caplog.messages
 
 
 def test_others_reach_it_where_the_way_to_the_coordinator_begins_or_where_that_is_said(started):

@@ -1,5 +1,7 @@
 """Where a worker looks for its coordinator: at one place after the other, until one says something that counts."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from spantrain.errors import PeerLostError, UsageError
@@ -59,3 +61,16 @@ def test_it_gives_up_when_the_time_is_over_or_no_place_is_its_runs(asked):
     with pytest.raises(UsageError, match="another run"):
         worker._joined(30.0)
     assert found == [FIRST, SECOND]
+
+
+def test_who_holds_state_says_once_why_it_is_refused_and_goes_on_asking(monkeypatch, caplog):
+    """As where another run's coordinator was started there by mistake, or one of other code."""
+    answers = [REFUSED, REFUSED, FOREIGN, None]
+    worker = Worker(WorkerSettings(join=FIRST, token="t", name="a", backend="cpu", keep_s=600.0))
+    worker._name, worker._client, worker._orders, worker._control = "a", Mock(), Mock(), Mock()
+    monkeypatch.setattr(workers, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(worker, "_join", Mock(side_effect=answers))
+    worker._come_back(SILENT)
+    assert worker._orders.control is worker._control
+    told = [text for text in caplog.messages if "goes on asking" in text]
+    assert told == ["a: the name is taken; it goes on asking", "a: another run; it goes on asking"]

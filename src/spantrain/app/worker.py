@@ -26,9 +26,10 @@ from spantrain.runtime.coordinator.roster import RANK_PREFIX
 from spantrain.runtime.launch.environment import Environment
 from spantrain.runtime.launch.fork_server import load
 from spantrain.runtime.worker.settings import WorkerSettings
-from spantrain.runtime.worker.worker import Worker
+from spantrain.runtime.worker.worker import JOIN_S, Worker
 from spantrain.transport.control.address import Address
 
+_log = logging.getLogger(__name__)
 _NOTICE_S = 2.0
 """Between two looks for a notice that this machine is about to be taken away."""
 
@@ -85,8 +86,7 @@ def prepared_worker(
         Address.parse(place, "--or-join")
     environment = Environment.read(os.environ)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    told = reach.address(first)
-    own = own_address(told, first)
+    own = own_address(told := reach.address(first), first)
     local_rank = (environment.launch.local_rank or 0) if environment.launch else 0
     settings = WorkerSettings(
         join=first,
@@ -104,6 +104,7 @@ def prepared_worker(
     )
     if environment.gloo_interfaces is None and (found := _interfaces_of(own)):
         os.environ["GLOO_SOCKET_IFNAME"] = next(iter(found.values()))
+    _log.info("%s looks for the coordinator at %s, for %.0f s at most", settings.name, " or ".join(join), JOIN_S)
     load()
     return Worker(settings)
 

@@ -76,8 +76,8 @@ _log = logging.getLogger(__name__)
 _GOODBYE_S = 1.0
 _LAST_WORDS_S = 30.0
 """How long a process that cannot go on may take to say so and to end by itself."""
-_JOIN_S = 30.0
-"""How long a coordinator that is not there yet is waited for."""
+JOIN_S = 600.0
+"""How long a coordinator that is not there yet is waited for; as long as one waits for its workers."""
 _PLACE_S = 3.0
 """How long it is looked for at one of several places."""
 _AGAIN_S = 1.0
@@ -123,7 +123,7 @@ class Worker:
         settings = self._settings
         open_device(settings.backend)  # a device that is not there must be told before joining
         with contextlib.ExitStack() as stack:
-            self._join(_JOIN_S)
+            self._join(JOIN_S)
             stack.callback(lambda: self._client.close())
             bind = f"tcp://{Address(host=settings.listen_address or settings.data_address)}"
             self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=settings.encrypted, died=self._cannot_go_on)
@@ -229,14 +229,18 @@ class Worker:
             "%s: %s; what it holds is kept for %.0f s, for the coordinator to come back", self._name, lost, keep_s
         )
         self._client.close()
+        told = ""
         while True:
             try:
                 self._join(max(_AGAIN_S, deadline_s - time.monotonic()))
-            except (RemoteRefusal, PeerLostError) as error:
+            except (RemoteRefusal, PeerLostError, UsageError) as error:
                 if self._stopped is not None:
                     raise Interrupted(f"{self._name}: {self._stopped}") from None
                 if time.monotonic() > deadline_s:
                     raise PeerLostError(f"{lost}; it did not come back within {keep_s:.0f} s: {error}") from None
+                if told != str(error):
+                    told = str(error)
+                    _log.warning("%s: %s; it goes on asking", self._name, told)
                 self._to_stop.wait(_AGAIN_S)
             else:
                 self._orders.control = self._control
