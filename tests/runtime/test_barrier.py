@@ -308,3 +308,24 @@ def test_who_was_to_join_is_told_of_while_the_others_go_on(barrier_of, plan, dev
         barrier.abort(f"{device} was lost")
     members._follower_gone(barrier, device, "its worker has gone")
     assert len(told) == said
+
+
+def test_who_stood_by_is_told_of_once_when_it_goes(plan, tmp_path):
+    told: list[str] = []
+    here, leaving = [*plan.devices, "lost", "leaves"], {}
+    coordinator = SimpleNamespace(
+        later=lambda call: call(), here=lambda: here, leaving=lambda: leaving, dismiss=lambda _names: None
+    )
+    session = SimpleNamespace(devices=tuple(here), coordinator=coordinator)
+    request, reporter = SimpleNamespace(out=tmp_path), SimpleNamespace(note=told.append)
+    members = Membership(Leg(plan=plan, first_step=0), session, request, reporter, StopRequest())
+    members.look(SimpleNamespace(plan=plan))
+    assert told == []
+    here[2:], leaving["leaves"] = [], "asked to"
+    members.look(SimpleNamespace(plan=plan))
+    leaving.clear()
+    members.look(SimpleNamespace(plan=plan))
+    assert told == [
+        "leaves left (asked to): it had no part in the run",
+        "lost is gone: it stood by, and had no part in the run",
+    ]

@@ -84,6 +84,7 @@ class Membership:
         for name in idle:
             self._tell(f"{name} left ({leaving[name]}): it had no part in the run")
         coordinator.dismiss(idle)
+        self._known -= {*idle}
         if self._ahead is not None and frozenset(leaving) & {*plan.devices} - self._going:
             self._drop(barrier)  # who leaves has no time
         if self._found is not None:
@@ -92,6 +93,8 @@ class Membership:
             return
         here = frozenset(coordinator.here())
         new, going = here - self._known, frozenset(leaving) & frozenset(plan.devices)
+        for name in sorted(self._known - here - {*plan.devices, *leaving}):
+            self._tell(f"{name} is gone: it stood by, and had no part in the run")
         self._known &= here | frozenset(plan.devices)
         if going - self._going or (going and new):
             self._going, self._known = going, self._known | here
