@@ -14,6 +14,7 @@ from spantrain.errors import ConfigError, WorkerError
 from spantrain.runtime.checkpoint.manifest import (
     CheckpointSet,
     Manifest,
+    NoRoomError,
     final_checkpoint,
     latest_checkpoint,
     read_manifest,
@@ -273,6 +274,27 @@ def test_a_full_disk_ends_nothing_and_is_tried_again(tmp_path):
             while len(told) < step and time.monotonic() < until_s:
                 time.sleep(0.001)
     assert (told, saved) == ([1, 2, 3], [3])
+
+
+def test_a_manifest_that_there_was_no_room_for_is_written_yet(plan, tmp_path):
+    class Full(Disk):
+        full = True
+
+        def append(self, stream, data) -> None:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().append(stream, data)
+
+    disk = Full()
+    together = CheckpointSet(tmp_path, ["s0r0", "s1r0"], keep=1, describe=partial(described, plan), storage=disk)
+    first, second = told_by(tmp_path, two_devices(1), 1)
+    assert together.on_saved(first) is None
+    with pytest.raises(NoRoomError, match="No space left"):
+        together.on_saved(second)
+    disk.full = False
+    assert together.complete(second) == tmp_path / "checkpoint/step-1"
+    assert check_loads(tmp_path, plan) == 1
+    assert together.complete(second) is None
 
 
 def test_what_others_saved_of_a_checkpoint_that_one_had_no_room_for_is_removed(together, tmp_path):

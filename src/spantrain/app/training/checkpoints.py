@@ -17,7 +17,14 @@ from spantrain.core.quantities import format_bytes
 from spantrain.errors import WorkerError
 from spantrain.recovery.protection import survived
 from spantrain.runtime.checkpoint.coordinator_files import CoordinatorFiles
-from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, CheckpointSet, Manifest, read_manifest, step_of
+from spantrain.runtime.checkpoint.manifest import (
+    MANIFEST_FILE,
+    CheckpointSet,
+    Manifest,
+    NoRoomError,
+    read_manifest,
+    step_of,
+)
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import step_folder
 from spantrain.runtime.control.orders import BringOrder
@@ -26,6 +33,8 @@ from spantrain.runtime.coordinator.roster import DeviceLostError
 
 _EVERY_S = 300.0
 """Between checkpoints that nobody has asked for."""
+_AGAIN_S, _PATIENCE_S = 5.0, 120.0
+"""After how long a full disk is tried again, and for how long at the end of a run."""
 
 
 class RunCheckpoints:
@@ -53,6 +62,9 @@ class RunCheckpoints:
         self._asked_s = time.monotonic()
         """When the last one was begun that nobody has asked for."""
         self._files: CoordinatorFiles | None = None
+        self._unwritten: SavedFile | None = None
+        """The last file of a checkpoint for whose manifest there was no room."""
+        self._again_s = 0.0
 
     def begin(self, plan: Plan, resume: Resume | None) -> CoordinatorFiles:
         """Have the devices of a plan save, which begin with a checkpoint, if there is one."""
@@ -183,8 +195,43 @@ class RunCheckpoints:
         return self._set.dropped
 
     def _complete(self, saved: SavedFile) -> None:
-        self._written.append(self._set.complete(saved))
-        self._on_complete(saved.step, self._written[-1])
+        try:
+            folder = self._set.complete(saved)
+        except NoRoomError as error:
+            if self._unwritten is None or self._unwritten.step < saved.step:
+                self._reporter.note(
+                    f"{error.__cause__}: this machine has no room for the checkpoint after {saved.step} steps: free "
+                    "some, and it is written yet, until the next one is whole; training goes on"
+                )
+            self._unwritten, self._again_s = saved, time.monotonic() + _AGAIN_S
+            return
+        self._unwritten = None
+        if folder is not None:
+            self._written.append(folder)
+            self._on_complete(saved.step, folder)
+
+    def look(self, stop: StopRequest) -> None:
+        """Try again what there was no room for; where that is all that is left to do, have one signal end it."""
+        if self._unwritten is not None and time.monotonic() >= self._again_s:
+            self._complete(self._unwritten)
+        if self._set.lacks_room(self._request.job.steps):
+            stop.begun = False
+
+    def await_room(self, stop: StopRequest) -> None:
+        """Wait until the last checkpoint is whole, or somebody asks to stop.
+
+        Raises:
+            WorkerError: the disk is still full.
+        """
+        until_s = time.monotonic() + _PATIENCE_S
+        while self._unwritten is not None:
+            stop.begun = False  # the run is done: whoever asks to stop now wants no more of this
+            if time.monotonic() > until_s:
+                raise WorkerError(
+                    f"no room for the checkpoint after {self._unwritten.step} steps; earlier ones are whole"
+                )
+            time.sleep(min(1.0, _AGAIN_S))
+            self.look(stop)
 
     def _needed(self, newest: Path, files: Collection[str]) -> set[int]:
         """Return which others stay while files of the newest lie elsewhere: what is here whole, and what comes."""

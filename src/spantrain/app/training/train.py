@@ -140,6 +140,7 @@ class _RunOnSession:
             results = None
             while results is None:
                 results = self._run_leg()
+            self._checkpoints.await_room(self._stop)
         self._checkpoints.end(self._stop)
         return self._outcome(results)
 
@@ -187,8 +188,9 @@ class _RunOnSession:
         return carry_on.leg_after(leg, setback, self._session, self._request, self._prepared, self._checkpoints.newest)
 
     def _looks_up(self) -> bool:
-        """Make faults that are asked for; return whether to end at once."""
+        """Make faults that are asked for, look after full disks; return whether to end at once."""
         self._faults.look()
+        self._checkpoints.look(self._stop)
         return self._stop.at_once
 
     def _go_on(self, leg: carry_on.Leg) -> None:

@@ -32,6 +32,10 @@ _EXAMPLE = "step-10"
 _FOLDER = re.compile(r"step-(\d{1,18})")
 
 
+class NoRoomError(WorkerError):
+    """The coordinator's disk is full; what was to be written may be tried again."""
+
+
 class Manifest(Record):
     """What a checkpoint holds, and the run that it is of."""
 
@@ -229,16 +233,18 @@ class CheckpointSet:
             if path.suffix != tensor_file.PARTIAL:
                 self._storage.remove(path)
 
-    def complete(self, saved: SavedFile) -> Path:
-        """Complete the checkpoint that a device's file was the last one of; return its folder.
+    def complete(self, saved: SavedFile) -> Path | None:
+        """Complete the checkpoint that a device's file was the last one of; return its folder, None if a later one is.
 
         Raises:
+            NoRoomError: the disk is full.
             WorkerError: it cannot be written or read back, or lacks what the one before has.
         """
         folder = tensor_file.step_folder(self._folder, saved.step)
         with self._lock:
-            told = self._told.pop(saved.step)
-            self._told = {step: files for step, files in self._told.items() if step > saved.step}
+            told = self._told.get(saved.step)
+        if told is None:
+            return None
         files = {one.name: one.file for one in told.values()}
         self._shapes = _checked_shapes(folder, files, self._shapes)
         try:
@@ -250,10 +256,16 @@ class CheckpointSet:
                 self._storage.remove(self._folder / BEST)
             self._tidy(folder, files)
         except (OSError, ConfigError) as error:
-            raise WorkerError(
-                f"{folder}: the checkpoint could not be written: {error}; earlier ones are whole"
-            ) from error
+            kind = NoRoomError if isinstance(error, OSError) and error.errno in tensor_file.FULL else WorkerError
+            raise kind(f"{folder}: the checkpoint could not be written: {error}; earlier ones are whole") from error
+        with self._lock:
+            self._told = {step: files for step, files in self._told.items() if step > saved.step}
         return folder
+
+    def lacks_room(self, step: int) -> bool:
+        """Whether a device has no room for its part of the checkpoint after a step; asked in any thread."""
+        with self._lock:
+            return step in self._full.values()
 
     def end_with(self, step: int) -> None:
         """Have a complete checkpoint be what the run gives, though it is not the newest.

@@ -4,7 +4,6 @@ Of the tensors a copy is taken in host memory, which a thread writes. Who resume
 own disk and from those of the others.
 """
 
-import errno
 import glob
 import threading
 import time
@@ -108,7 +107,6 @@ class SnapshotBuffers:
 _DIGEST_DIGITS = 12
 _END_S = 1.0
 """How long the end of a run that failed waits for what is being written."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_written_by(saved: SavedFile, device: str) -> bool:
@@ -233,7 +231,9 @@ class DeviceCheckpoints:
             try:
                 return write_device_file(self._storage, folder, self.device, tensors, parts)
             except OSError as error:
-                if error.errno not in _FULL or (self._ends_s is not None and time.monotonic() > self._ends_s):
+                if error.errno not in tensor_file.FULL or (
+                    self._ends_s is not None and time.monotonic() > self._ends_s
+                ):
                     raise
                 if not complained and self.complain is not None:
                     self.complain(NotSaved(step=step, why=f"{folder}: {error.strerror}"))

@@ -3,6 +3,7 @@
 The file operations of checkpoints, each one a call, so that a test can end the program between any two of them.
 """
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,6 +101,10 @@ def _block(content: Any, name: str, place: tuple[slice, ...]) -> torch.Tensor:
 
 PARTIAL = ".partial"
 """The end of a name that a file has until it is whole."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of errors of a disk that has no room."""
 
 
 class Disk:
