@@ -1,6 +1,7 @@
 """A folder goes in, is trained, and comes out as its library writes it; adapters alone, or merged."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,9 @@ def test_adapters_begin_on_the_folders_weights_and_come_out(folder, merge, tmp_p
     }
     if not merge:  # nobody who has no room for the base needs it
         monkeypatch.setattr("spantrain.app.weights.whole_model", None)
-    outcome = export_run(tmp_path / "run", tmp_path / "out", merge=merge)
+    with warnings.catch_warnings():  # of libraries among themselves nobody is told
+        warnings.simplefilter("error", FutureWarning)
+        outcome = export_run(tmp_path / "run", tmp_path / "out", merge=merge)
     base = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     wanted = logits(base)
     assert (tmp_path / "out/tokenizer_config.json").exists()

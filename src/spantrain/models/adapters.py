@@ -200,6 +200,7 @@ def _unregistered() -> Iterator[None]:
     try:
         with warnings.catch_warnings():  # a head without numbers is copied, and the copy dropped
             warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks for it
             yield
     finally:
         hooks.update(kept)
