@@ -56,6 +56,12 @@ def test_columns_that_are_none_are_not_followed(columns, tmp_path):
     assert "drop-NN" in out.read_text()
 
 
+def test_a_log_on_a_full_disk_changes_nothing():
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "spantrain", "explain", "no-such-plan.json"]
+        assert subprocess.run(command, stderr=full, timeout=PATIENCE_S, check=False).returncode == 2
+
+
 def test_outputs_that_were_closed_from_the_beginning_are_no_failure():
     words = f"exec {sys.executable} -m spantrain --version >&- 2>&-"
     assert subprocess.run(["sh", "-c", words], timeout=PATIENCE_S, check=False).returncode == 0

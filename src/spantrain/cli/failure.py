@@ -173,7 +173,7 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
     def hear(number: int, frame: FrameType | None) -> None:
         nonlocal heard
         first, heard = not heard, True
-        _Listened.goes_on.add(errno.EPIPE)
+        _Listened.is_told_to_end = True
         if first or number != signal.SIGHUP:
             handler(number, frame)
 
@@ -190,12 +190,12 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Listened(io.FileIO):
-    """A terminal or a pipe that may end before the program: what is written then goes nowhere.
+    """A terminal or a pipe that may end before the program, or a log: what cannot be written there goes nowhere.
 
-    It is no failure of a terminal; of a pipe, as that to `tee`, once a signal has come, which may have ended both.
+    A pipe is told of first, unless a signal has come, which may have ended both, as of `... | tee log`.
     """
 
-    goes_on: ClassVar[set[int]] = {errno.EIO}
+    is_told_to_end: ClassVar[bool] = False
 
     def write(self, data: "ReadableBuffer") -> int:
         """Write all."""
@@ -204,10 +204,14 @@ class _Listened(io.FileIO):
             try:
                 left = left[super().write(left) :]
             except OSError as error:
-                if error.errno not in self.goes_on:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT) and self.fileno() == 2:
+                    break  # the log of a run may lack lines, what was asked for may not
+                if error.errno not in (errno.EIO, errno.EPIPE):
                     raise
                 with open(os.devnull, "wb") as nowhere:
                     os.dup2(nowhere.fileno(), self.fileno())
+                if error.errno == errno.EPIPE and not self.is_told_to_end:
+                    raise
         return memoryview(data).nbytes
 
 
@@ -216,7 +220,8 @@ def outlive_listeners() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # if closed from the beginning
         setattr(sys, name, stream)
-        if stream.isatty() or stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+        ends = stream.isatty() or stat.S_IFMT(os.fstat(stream.fileno()).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)
+        if ends or name == "stderr":
             # With no buffer in between, whose lock a signal that writes would find held.
             raw = _Listened(stream.fileno(), "wb", closefd=False)
             setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True))

@@ -1,6 +1,5 @@
 """The command table, with what installed packages add to it, and the one place where errors become exit codes."""
 
-import contextlib
 import os
 import sys
 import traceback
@@ -125,8 +124,7 @@ def main(arguments: list[str] | None = None) -> None:
         finally:
             sys.stdout.flush()  # what is left is told here, not when Python ends
     except SpanTrainError as error:
-        with contextlib.suppress(BrokenPipeError):
-            sys.stderr.write(f"{'Stopped' if error.exit_code == 130 else 'Error'}: {_shown(str(error))}\n")
+        sys.stderr.write(f"{'Stopped' if error.exit_code == 130 else 'Error'}: {_shown(str(error))}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("Stopped: interrupted\n")
@@ -135,12 +133,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.write("Error: this machine's memory does not suffice for that\n")
         sys.exit(1)
     except BrokenPipeError:
-        _leave_readers()
+        sys.exit(0)  # whoever read the output has gone, as `head` does; that is no failure of ours
     except SystemExit as end:
         # So typer and rich end a program whose reader has gone.
-        if not isinstance(end.__context__, BrokenPipeError):
-            raise
-        _leave_readers()
+        sys.exit(0 if isinstance(end.__context__, BrokenPipeError) else end.code)
     except Exception as error:  # noqa: BLE001 - one of the outermost loops: whatever it is, it is told in one message
         sys.stderr.write(f"Error: {_shown(tell_internal_error(error, words))}\n")
         if _TRACEBACK in words:
@@ -151,14 +147,6 @@ def main(arguments: list[str] | None = None) -> None:
 def _shown(text: str) -> str:
     """Return a text that cannot steer the terminal, whatever a file that it tells of had in it."""
     return "".join(one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode() for one in text)
-
-
-def _leave_readers() -> None:
-    """End well: whoever read the output has gone, as `head` does; that is no failure of ours."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
-    sys.exit(0)
 
 
 def run() -> None:
@@ -177,8 +165,6 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
-            pass  # whoever read it has gone
         except OSError:
             status = status or 1
     os._exit(status)
