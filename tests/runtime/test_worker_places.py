@@ -74,3 +74,31 @@ def test_who_holds_state_says_once_why_it_is_refused_and_goes_on_asking(monkeypa
     assert worker._orders.control is worker._control
     told = [text for text in caplog.messages if "goes on asking" in text]
     assert told == ["a: the name is taken; it goes on asking", "a: another run; it goes on asking"]
+
+
+@pytest.mark.parametrize(
+    ("data", "listen", "moved"),
+    [
+        ("192.0.2.7", "", ("127.0.0.1", "")),
+        ("198.51.100.7", "192.0.2.7", ("198.51.100.7", "127.0.0.1")),  # behind address translation
+        ("127.0.0.1", "", None),
+    ],
+)
+def test_who_comes_back_with_another_address_is_reached_there(monkeypatch, data, listen, moved):
+    worker = Worker(
+        WorkerSettings(join=FIRST, token="t", name="a", backend="cpu", data_address=data, listen_address=listen)
+    )
+    before, opened = Mock(), Mock()
+    worker._name, worker._client, worker._control = "a", Mock(address="127.0.0.1:7001"), Mock()
+    worker._mailbox, worker._orders = before, Mock(mailbox=before)
+    monkeypatch.setattr(worker, "_join", Mock())
+    monkeypatch.setattr(workers, "Mailbox", opened)
+    worker._come_back(SILENT)
+    if moved is None:
+        assert not opened.called
+        return
+    assert (worker._settings.data_address, worker._settings.listen_address) == moved
+    assert opened.call_args.kwargs["bind"] == "tcp://127.0.0.1:0"
+    assert before.close.called
+    assert worker._orders.mailbox is worker._mailbox is opened.return_value
+    assert worker._orders.settings is worker._settings

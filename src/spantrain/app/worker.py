@@ -27,7 +27,7 @@ from spantrain.runtime.launch.environment import Environment
 from spantrain.runtime.launch.fork_server import load
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.worker import JOIN_S, Worker
-from spantrain.transport.control.address import Address
+from spantrain.transport.control.address import Address, address_towards
 
 _log = logging.getLogger(__name__)
 _NOTICE_S = 2.0
@@ -158,20 +158,6 @@ def address_of(interface: str) -> str:
         there = ", ".join(f"{name} ({address})" for name, address in sorted(found.items()))
         raise ConfigError(f"--interface {interface}: has no IPv4 address here; there are {there}")
     return found[interface]
-
-
-def address_towards(join: str) -> str:
-    """Return this machine's address on the way to the coordinator; nothing is sent."""
-    host, _, port = join.rpartition(":")
-    if join.startswith("unix:") or not port.isdecimal():
-        return "127.0.0.1"
-    try:
-        family, kind, _, _, where = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM))
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(f"--join {join}: {error}; give HOST:PORT as the coordinator printed it") from error
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def launch(asked: LaunchArguments, context: typer.Context) -> None:
     if way.only_writes and (words[0] != "train" or "--overwrite" in words):
         raise ConfigError("--dry-run: goes with `train`, and without --overwrite: what is written is of one new run")
     if not any(word.partition("=")[0] == "--listen" for word in words):
-        from spantrain.app.worker import address_towards
+        from spantrain.transport.control.address import address_towards
 
         try:
             address = address_towards(_ANYWHERE)

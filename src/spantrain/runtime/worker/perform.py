@@ -95,10 +95,10 @@ class OrderRunner:
     ) -> None:
         """Work as this device; `check_abort` raises when the order under way is over."""
         self._name = name
-        self._settings = settings
+        self.settings, self.mailbox = settings, mailbox
+        """Others when this machine's address has changed."""
         self.control = control
         """Reaches the coordinator; another one when that has come back."""
-        self._mailbox = mailbox
         self._check_abort = check_abort
         self._software = Software(mailbox)
         self._groups: list[StageGroups] = []
@@ -140,20 +140,20 @@ class OrderRunner:
         while self._groups:
             self._groups.pop().abort()
         if self._before is not None:
-            endpoints = (self._mailbox.endpoint, *(peer.endpoint for peer in self._mailbox.dialled))
+            endpoints = (self.mailbox.endpoint, *(peer.endpoint for peer in self.mailbox.dialled))
             cut(self._before, {endpoint.removeprefix("tcp://") for endpoint in endpoints})
 
     def _as_here(self, order: object) -> object:
         """Return an order with this worker's functions and folders."""
-        own = self._settings.functions
+        own = self.settings.functions
         match order:
             case orders.ComputeOrder() | orders.AddedOrder():
                 return replace(order, model=with_own_functions(order.model, own))
             case orders.TrainOrder():
                 plan = replace(order.plan, model=with_own_functions(order.plan.model, own))
-                out = folder_here(self._settings.folder, order.output_dir, written=True)
-                begins = folder_here(self._settings.folder, order.resume_from, written=False)
-                journal = folder_here(self._settings.folder, order.journal_dir, written=True)
+                out = folder_here(self.settings.folder, order.output_dir, written=True)
+                begins = folder_here(self.settings.folder, order.resume_from, written=False)
+                journal = folder_here(self.settings.folder, order.journal_dir, written=True)
                 return replace(order, plan=plan, output_dir=out, resume_from=begins, journal_dir=journal)
             case orders.FollowOrder():
                 return replace(order, plan=replace(order.plan, model=with_own_functions(order.plan.model, own)))
@@ -165,15 +165,15 @@ class OrderRunner:
                 return self._measure_compute(order)
             case orders.ConnectOrder():
                 self._admit(order.generation, order.peers)
-                warm_up_links(self._mailbox, [peer.name for peer in order.peers if peer.name != self._name])
+                warm_up_links(self.mailbox, [peer.name for peer in order.peers if peer.name != self._name])
                 return Done()
             case orders.EchoOrder():
                 self._admit(order.generation, order.peers)
-                echo_probes(self._mailbox, self._software.round_trip_s, should_stop=lambda: watch.cause() is not None)
+                echo_probes(self.mailbox, self._software.round_trip_s, should_stop=lambda: watch.cause() is not None)
                 return Done()
             case orders.LinkOrder():
                 self._admit(order.generation, order.peers)
-                prober = Prober(self._mailbox, order.target, self._software.round_trip_s)
+                prober = Prober(self.mailbox, order.target, self._software.round_trip_s)
                 expected = dict(zip((True, False), order.expected_bytes_per_s, strict=True))
                 there, back = measure_directions(prober, expected, order.max_payload_bytes, order.rounds)
                 prober.dismiss()
@@ -187,7 +187,7 @@ class OrderRunner:
             case orders.FollowOrder():
                 return self._follow(order)
             case orders.BringOrder():
-                bring_all(order, Path(folder_here(self._settings.folder, order.folder, written=True)), self.control)
+                bring_all(order, Path(folder_here(self.settings.folder, order.folder, written=True)), self.control)
                 return Done()
         raise AssertionError(f"no such order: {order}")
 
@@ -225,7 +225,7 @@ class OrderRunner:
         left = self._last.leave(order.kept, order.first_step) if self._last else None
         self._admit(order.plan.generation, order.peers)
         address = {"generation": order.plan.generation, "step": order.first_step}
-        give(self._name, left, order, MailboxChannel(self._mailbox, **address, check_abort=self._check_abort))
+        give(self._name, left, order, MailboxChannel(self.mailbox, **address, check_abort=self._check_abort))
         return Done()
 
     def _follow(self, order: orders.FollowOrder) -> Done:
@@ -235,15 +235,15 @@ class OrderRunner:
         return session.run()
 
     def _admit(self, generation: int, peers: tuple[PeerAddress, ...]) -> None:
-        admit(self.control, self._mailbox, generation, peers)
+        admit(self.control, self.mailbox, generation, peers)
 
     def _links(self) -> WorkerLinks:
-        device = open_device(self._settings.backend)
+        device = open_device(self.settings.backend)
         device.check_abort = self._check_abort
         return WorkerLinks(
             name=self._name,
             device=device,
-            mailbox=self._mailbox,
+            mailbox=self.mailbox,
             control=self.control,
             check_abort=self._check_abort,
             open_groups=lambda plan, stage, joined: self._open_groups(plan, stage, device, joined=joined),
@@ -251,7 +251,7 @@ class OrderRunner:
 
     def _measure_compute(self, order: orders.ComputeOrder) -> orders.ComputeResult:
         place = order.cluster.device_by_name[self._name]
-        device = open_device(self._settings.backend)
+        device = open_device(self.settings.backend)
         law = law_of(order.cluster, place.name, order.dtype)
         bench = Bench(
             device=device,
@@ -291,7 +291,7 @@ class OrderRunner:
             self._before = connections()
         place = FindMeetingPoint(generation=generation, stage=stage)
         if leads:
-            host = self._settings.listen_address or self._settings.data_address
+            host = self.settings.listens_at.host
             store = hold_store(host)
             self.control.ask(replace(place, opened=MeetingPoint(host=host, port=store.port)))
             return store

@@ -1,6 +1,7 @@
 """What a worker is told when it starts; free of torch, so that the launcher may read it."""
 
 from spantrain.core.records import Record
+from spantrain.transport.control.address import Address
 from spantrain.transport.relay.protocol import RelayAccess
 
 
@@ -31,3 +32,8 @@ class WorkerSettings(Record):
     """How long a worker that is to leave may take to hand over what it holds."""
     keep_s: float = 0.0
     """How long what is held of a run is kept for a coordinator that is lost to come back."""
+
+    @property
+    def listens_at(self) -> Address:
+        """Where it listens for others, on any port."""
+        return Address(host=self.listen_address or self.data_address)

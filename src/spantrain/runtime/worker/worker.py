@@ -23,7 +23,7 @@ from spantrain.runtime.control.plane import ControlPlane
 from spantrain.runtime.worker.perform import OrderRunner, order_kind
 from spantrain.runtime.worker.settings import WorkerSettings
 from spantrain.runtime.worker.watch import Watch, standing_of, unreached
-from spantrain.transport.control.address import Address
+from spantrain.transport.control.address import Address, address_towards
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.heartbeat import HeartbeatThread
 from spantrain.transport.control.protocol import RemoteRefusal
@@ -125,9 +125,8 @@ class Worker:
         with contextlib.ExitStack() as stack:
             self._join(JOIN_S)
             stack.callback(lambda: self._client.close())
-            bind = f"tcp://{Address(host=settings.listen_address or settings.data_address)}"
-            self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=settings.encrypted, died=self._cannot_go_on)
-            stack.callback(self._mailbox.close)
+            self._listen()
+            stack.callback(lambda: self._mailbox.close())
             self._orders = OrderRunner(
                 self._name, settings, control=self._control, mailbox=self._mailbox, check_abort=self._check
             )
@@ -135,6 +134,10 @@ class Worker:
             self._is_watched = True
             while self._take_part(stack):
                 pass
+
+    def _listen(self) -> None:
+        encrypted, bind = self._settings.encrypted, f"tcp://{self._settings.listens_at}"
+        self._mailbox = Mailbox(name=self._name, bind=bind, encrypted=encrypted, died=self._cannot_go_on)
 
     def _join(self, timeout_s: float) -> None:
         self._client = self._joined(timeout_s)
@@ -183,7 +186,7 @@ class Worker:
         if relay is not None and not self._relayed:
             ends = [TunnelEnd(at=Address.parse(near.removeprefix("tcp://")))]
             self._relayed = f"tcp://{stack.enter_context(tunnel(relay, ends))[0]}"
-            stack.callback(self._mailbox.close)  # before the tunnel: its goodbyes go through
+            stack.callback(lambda: self._mailbox.close())  # before the tunnel: its goodbyes go through
         return requests.Introduction(
             endpoint=self._relayed or (told if self._settings.listen_address else near),
             public_key=self._mailbox.public_key,
@@ -244,8 +247,25 @@ class Worker:
                 self._to_stop.wait(_AGAIN_S)
             else:
                 self._orders.control = self._control
+                self._move()
                 _log.warning("%s: the coordinator is back", self._name)
                 return
+
+    def _move(self) -> None:
+        """Listen elsewhere, if this machine has the address no more at which it did."""
+        settings = self._settings
+        try:
+            settings.listens_at.check_free()
+        except UsageError:
+            gone, here = settings.listens_at.host, address_towards(self._client.address)
+            _log.warning("%s: %s is no address of this machine any more; listens at %s now", self._name, gone, here)
+            translated = bool(settings.listen_address)  # what others dial stays then
+            moved = replace(settings, listen_address=here) if translated else replace(settings, data_address=here)
+            self._settings = self._orders.settings = moved
+            self._mailbox.close()
+            self._relayed = ""
+            self._listen()
+            self._orders.mailbox = self._mailbox
 
     def leave(self, why: str) -> bool:
         """Have it leave behind a step, with what it holds given to others; return whether it will.

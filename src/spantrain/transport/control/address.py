@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spantrain.core.records import Record
-from spantrain.errors import UsageError
+from spantrain.errors import ConfigError, UsageError
 
 _TCP = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w-]{1,63}(?:\.[\w-]{1,63})*\.?)):(\d{1,5})", re.ASCII)
 _UNIX_PATH_LIMIT_BYTES = 107
@@ -154,3 +154,17 @@ class Address(Record):
         except OSError as error:
             raise UsageError(self._bind_message(error)) from None
         raise UsageError(f"cannot listen on {self}: another one does; take another path")
+
+
+def address_towards(join: str) -> str:
+    """Return this machine's address on the way to the coordinator; nothing is sent."""
+    host, _, port = join.rpartition(":")
+    if join.startswith("unix:") or not port.isdecimal():
+        return "127.0.0.1"
+    try:
+        family, kind, _, _, where = min(socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM))
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"--join {join}: {error}; give HOST:PORT as the coordinator printed it") from error
