@@ -11,6 +11,7 @@ from spantrain.app.training.recovery import joining
 from spantrain.app.training.recovery.carry_on import Leg
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import Journal
+from spantrain.errors import UsageError
 from spantrain.planner.present import NewPlan, light_plan
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, read_manifest
 from spantrain.runtime.control.requests import DeviceReport, StepVerdict
@@ -62,6 +63,19 @@ def test_one_may_go_when_all_steps_are_done(run, lost_before_it_hears, victim, e
     saved = read_manifest(Path(outcome.checkpoint))
     assert (saved.step, {file.device for file in saved.files.values()}) == (JOB.steps, set(outcome.devices))
     assert len(outcome.losses) == JOB.steps
+
+
+def test_figures_that_cannot_be_written_at_the_end_are_told_of(run, monkeypatch):
+    """As on a disk that became full behind the last checkpoint."""
+
+    def full(*_: object) -> None:
+        raise UsageError("profile.json: cannot be written: No space left on device")
+
+    monkeypatch.setattr("spantrain.app.training.train.write_run", full)
+    killer = Killer({})
+    _, outcome = run(killer, [0, 5], [[1]], job=JOB)
+    assert "profile.json: cannot be written: No space left on device; what was trained is whole" in killer.notes
+    assert read_manifest(Path(outcome.checkpoint)).step == outcome.steps == JOB.steps
 
 
 def lies_whole(folder: Path) -> bool:

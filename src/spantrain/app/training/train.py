@@ -37,7 +37,7 @@ from spantrain.app.watching.run_watch import RunWatch
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.planned.report import PlanReport
 from spantrain.core.trace import Trace
-from spantrain.errors import ConfigError, WorkerError
+from spantrain.errors import ConfigError, UsageError, WorkerError
 from spantrain.planner.engine.predict import predict
 from spantrain.recovery.policy import OnLoss
 from spantrain.runtime.checkpoint.manifest import Manifest
@@ -299,7 +299,10 @@ class _RunOnSession:
             self._reporter.note(too_fast(request.plan.cluster, ratio))
         for notice in dict.fromkeys(text for result in results.values() for text in result.notices):
             self._reporter.note(notice)
-        self._write(results)
+        try:
+            self._write(results)
+        except UsageError as error:
+            self._reporter.note(f"{error}; what was trained is whole")
         before = self._ledger.samples_before
         return TrainOutcome(
             losses=tuple(self._losses),
