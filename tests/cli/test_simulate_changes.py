@@ -1,12 +1,17 @@
 """`spantrain simulate` of what changes in time: speeds, networks with an adapter, devices that leave and come."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from spantrain.config.artefacts import write_profile
 from spantrain.planner.engine.predict import predict
+from testing.plans import written
 from testing.programs import simulate_refuses
+from testing.sites import sites_cluster, sites_profile, two_stages
 
 
 def test_changes_of_speed_lengthen_a_step(spantrain, plan_path, tmp_path):
@@ -82,21 +87,30 @@ def test_what_does_not_go_with_an_adapter(options, says, spantrain, plan_path):
     assert says in ended.err
 
 
-def test_a_run_whose_devices_leave_and_come(spantrain, plan_path, tmp_path):
+@pytest.fixture
+def small_plan_path(tmp_path) -> Path:
+    """Of two stages with two replicas each, on devices for which plans are found at once."""
+    small = sites_cluster()
+    cluster = replace(small, devices=tuple(replace(one, memory_bytes=2**32) for one in small.devices))
+    write_profile(sites_profile(cluster), tmp_path / "profile.json")
+    return written(two_stages(cluster, "ab", "cd"), tmp_path / "profile.json", tmp_path / "plan.json")
+
+
+def test_a_run_whose_devices_leave_and_come(spantrain, small_plan_path, tmp_path):
     trace = tmp_path / "outages.csv"
-    trace.write_text("time_s,device,event\n60,home-nano,leaves\n120,home-nano,comes\n")
-    asked = ("simulate", plan_path, "--availability", trace, "--hours", "0.1")
+    trace.write_text("time_s,device,event\n60,c,leaves\n120,c,comes\n")
+    asked = ("simulate", small_plan_path, "--availability", trace, "--hours", "0.2")
     ended = spantrain(*asked, "--json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
-    assert found["lines"][0].startswith("60.0 s: home-nano lost (no heartbeat for 1.9 s): step ")
+    assert found["lines"][0].startswith("60.0 s: c lost (no heartbeat for 1.9 s): step ")
     assert (found["steps_lost"], found["rent_usd"]) == (1, None)
     assert 0.9 < found["share"] <= 1
     before_it_leaves = spantrain(*asked[:-1], "0.01")
     assert "of what the devices present could do" in before_it_leaves.out
     trace.write_text("time_s,device,event\n60,nobody,leaves\n")
     assert "outages.csv, line 2, field device" in simulate_refuses(spantrain, *asked[1:])
-    assert "--hours, --checkpoint-every and --protect" in simulate_refuses(spantrain, plan_path, "--hours", "1")
+    assert "--hours, --checkpoint-every and --protect" in simulate_refuses(spantrain, small_plan_path, "--hours", "1")
     assert "not with --schedule" in simulate_refuses(spantrain, *asked[1:], "--schedule", "all")
     assert "--steps" in simulate_refuses(spantrain, *asked[1:], "--steps", "4")
     assert "--protect some: give auto, none, one" in simulate_refuses(spantrain, *asked[1:], "--protect", "some")
