@@ -16,7 +16,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
-from spantrain.planner.request import Evaluation, JobSpec
+from spantrain.planner.request import Constraints, Evaluation, JobSpec
 from spantrain.sim.availability import PREPARED_S, AvailabilityEvent, GoesAhead, detect_s
 from testing.sites import sites_cluster, sites_profile, two_stages
 
@@ -61,12 +61,12 @@ def test_what_is_kept_twice_costs_a_step_and_not_more_than_it_saves():
 
 
 def test_the_same_input_gives_the_same_answer_and_share_stays_a_share():
-    events = events_of("mtbf:0.1,repair:0.05,seed:3", CLUSTER, 500.0)
-    first, again = (run_availability(PLAN, PROFILE, events, 500.0, "adamw", 5) for _ in range(2))
+    events = events_of("mtbf:0.1,repair:0.05,seed:3", CLUSTER, 250.0)
+    first, again = (run_availability(PLAN, PROFILE, events, 250.0, "adamw", 5) for _ in range(2))
     assert first == again
     assert len(first.lines) == len(events)
     assert 0 <= first.share <= 1
-    assert all(0 <= seconds <= 500 for seconds in first.pause_s.values())
+    assert all(0 <= seconds <= 250 for seconds in first.pause_s.values())
 
 
 def test_all_stand_still_for_what_has_not_gone_ahead_of_a_change(monkeypatch):
@@ -158,7 +158,9 @@ def test_the_planner_says_what_it_reckoned_of_losses():
     profile = described_profile(load_preset("laptop"), resolve_model("gpt2-tiny"))
     job, asked = JobSpec(global_batch=16), ("spantrain-dp",)
     hours = "home=1,mtbf=100,repair=0.1"
-    found = make_plan(profile, job, PlanOptions(strategies=asked, prefer=preferring(hours, profile, "adamw")))
+    few = Constraints(leave_out=("office",), keep=("home-tx2",))
+    options = PlanOptions(strategies=asked, constraints=few, prefer=preferring(hours, profile, "adamw"))
+    found = make_plan(profile, job, options)
     said, costs = (line for line in found.report.reasons if "expected to stay" in line or "A loss costs" in line)
     assert said.startswith("Devices are lost (mean hours between losses: home 1 h, others 100 h) and back after 360 s")
     assert "Train it with --protect" in costs

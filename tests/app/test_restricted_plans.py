@@ -115,7 +115,7 @@ def test_a_model_that_fits_nowhere_is_refused():
 
 
 def test_many_devices_are_searched_by_counts(many):
-    job = JobSpec(global_batch=96)
+    job = JobSpec(global_batch=48)
     evaluate = Evaluator(many, job)
     best, *others = auto(PlanRequest(profile=many, job=job, evaluate=evaluate))
     found = evaluate(best.plan)
