@@ -58,6 +58,27 @@ def test_synchronous_clusters_are_diloco():
     server.close()
 
 
+def test_a_cluster_hears_that_what_it_pushed_was_left_out(caplog):
+    """It counted such a push as a round, and said nothing."""
+    model = small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = OuterSettings(clip_norm=None, grace_s=0.0, ahead=0.0)
+    with MadeUpServer(settings=settings) as server, server.optimizer(model.named_parameters(), "a") as outer:
+        for number in range(8):
+            train_step(model, inner, number)
+            if number >= 4:
+                with torch.no_grad():
+                    next(iter(model.parameters())).view(-1)[0] = torch.nan
+            outer.step(tokens=8)
+        assert outer.finish(PATIENCE_S)
+        metrics, record = outer.metrics, server.master.state.leading.clusters["a"]
+        assert record.left_out == 2
+        assert metrics.outer_rounds == record.pushes - 2
+        assert list(metrics.skipped.values()) == [2]
+        assert all(one.isfinite().all() for one in model.parameters())
+    assert [one for one in caplog.messages if "cluster a: a push was left out of an update: it was not finite" in one]
+
+
 def test_a_second_cluster_begins_from_what_the_first_has_made():
     first, second = small_model(0), small_model(1)
     with MadeUpServer() as server, server.optimizer(first.named_parameters(), "a") as one:

@@ -18,7 +18,7 @@ class OuterMetrics:
     """Trained on here, by all processes as far as they were pushed."""
     inner_steps: int = 0
     outer_rounds: int = 0
-    """Pushes that were part of an update; of a model in fragments those of each."""
+    """Pushes that were taken into an update; of a model in fragments those of each."""
     mean_staleness: float = 0.0
     """Over these: versions that others made between a push's start and the update with it."""
     version: int = 0
@@ -34,7 +34,7 @@ class OuterMetrics:
     uncounted_samples: int = 0
     """That were trained on without a lease, while the master was away."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """Pushes that came to nothing, by the reason."""
+    """Pushes that came to nothing, or were left out of an update, by the reason."""
 
 
 class ClientMeter:

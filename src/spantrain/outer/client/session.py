@@ -26,6 +26,7 @@ from spantrain.transport.connection.peers import PeerAddress
 from spantrain.transport.layers.interface import LayerKey
 
 _LOG = logging.getLogger(__name__)
+_LEFT_OUT = "a push was left out of an update: it was not finite, or not as usual (`spantrain outer status` says which)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,8 +313,12 @@ class ClientSession(LayerMover):
 
     def _use(self, command: UseVersion) -> None:
         self.meter.end("pull", self._fragment)
-        if command.counted:
+        if command.left_out:
+            self._warn(_LEFT_OUT)
+            self.meter.skip(_LEFT_OUT)
+        elif command.counted:
             self.meter.count(base_version=self._base_version, version=command.version)
+        if command.counted:
             self.chunks.count(self._told)
             self._taken, self.brings_first = None, False
         tensors = {name: one for layer in self._coming.values() for name, one in layer.items()}
