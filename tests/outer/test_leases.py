@@ -91,6 +91,20 @@ def test_two_clusters_see_every_sample_of_two_passes_once():
     assert sorted(seen["a"] + seen["b"]) == sorted([*range(60)] * 2)
 
 
+def test_a_batch_is_as_large_as_was_asked_for_however_small_chunks_are():
+    """With chunks of 5 samples batches had 10, two chunks, whatever was asked for."""
+    model, sizes, seen = small_model(), [], []
+    with MadeUpServer(samples=200, chunks=40) as server:
+        with server.optimizer(model.named_parameters(), "a", inner_steps=2) as outer:
+            for batch in outer.data(200, batch_samples=32):
+                sizes.append(len(batch))
+                seen += batch
+                outer.step(tokens=len(batch))
+        assert server.master.state.leading.chunks.finished
+    assert sizes == [32] * 6 + [8]
+    assert sorted(seen) == list(range(200))
+
+
 def test_one_cluster_ends_when_all_is_counted():
     model = small_model()
     with (

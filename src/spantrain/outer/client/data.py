@@ -121,6 +121,7 @@ class LeasedBatches:
     def _decide(self) -> tuple[int, int]:
         assert self._session
         leading = self._session.sessions[0]
+        leading.chunks.wanted = 2 * self._batch
         leading.ask_for_chunks()
         with self._session.changed:
             welcome, chunks, here = leading.data, leading.chunks, leading.registered
@@ -132,8 +133,7 @@ class LeasedBatches:
             nothing_free = here and not chunks.asked and chunks.untrained > 0
             if chunks.finished or nothing_free:
                 return _Next.END, 0
-            alone = leading.missed_s >= self._patience_s
-            return (_Next.UNCOUNTED, self._batch) if alone else (_Next.WAIT, 0)
+            return (_Next.UNCOUNTED, self._batch) if leading.missed_s >= self._patience_s else (_Next.WAIT, 0)
 
     def _shared(self, what: int, count: int) -> list[int]:
         """Return this process's part of a batch that the first process makes."""

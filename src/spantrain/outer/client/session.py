@@ -263,6 +263,7 @@ class ClientSession(LayerMover):
                 self.meter.end("pull", self._fragment)
             case do.LeaseChunk():
                 self.chunks.hold(command.lease)
+                self.ask_for_chunks()
             case do.LeaseNothing():
                 self.chunks.nothing(self._clock(), finished=command.finished)
             case do.Move(way=TransferWay.PULL):

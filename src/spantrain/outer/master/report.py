@@ -149,6 +149,5 @@ def _as_in(source: object, kind: type[T], **more: Any) -> T:
 
 
 def _chunks(state: MasterState) -> status.ChunksStatus | None:
-    if (one := state.chunks) is None:
-        return None
-    return _as_in(one, status.ChunksStatus, counted_samples=one.counted, leases=len(one.leases))
+    one = state.chunks
+    return _as_in(one, status.ChunksStatus, counted_samples=one.counted, leases=len(one.leases)) if one else None

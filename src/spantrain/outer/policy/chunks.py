@@ -72,11 +72,9 @@ class ChunkState(Record):
 
     def with_counted(self, chunk: int, upto: tuple[int, int]) -> "ChunkState":
         """Return the same with a chunk counted so far, as `at` tells it."""
-        marks = {first: (whole, more) for first, whole, more in self.runs}
-        marks |= {chunk + 1: self.at(chunk + 1)} if chunk + 1 < self.chunks else {}
-        marks[chunk] = upto
-        edges = pairwise([-1, *sorted(marks)])
-        runs = tuple((first, *marks[first]) for before, first in edges if marks.get(before) != marks[first])
+        after = {chunk + 1: self.at(chunk + 1)} if chunk + 1 < self.chunks else {}
+        marks = {first: (whole, more) for first, whole, more in self.runs} | after | {chunk: upto}
+        runs = tuple((k, *marks[k]) for before, k in pairwise([-1, *sorted(marks)]) if marks.get(before) != marks[k])
         return replace(self, runs=runs)
 
     def with_passes(self, passes: int | None) -> "ChunkState":
@@ -85,8 +83,9 @@ class ChunkState(Record):
         Raises:
             ValueError: more have begun: something is counted or on lease of them.
         """
-        begun = max(whole + (more > 0) for _, whole, more in self.runs)
-        begun = max([begun, *(lease.data_pass + 1 for lease in self.leases)])
+        begun = max(
+            [*(whole + (more > 0) for _, whole, more in self.runs), *(one.data_pass + 1 for one in self.leases)]
+        )
         if passes is not None and passes < begun:
             raise ValueError(f"{begun} passes over the data have begun, more than `passes: {passes}`")
         return replace(self, passes=passes)
@@ -243,6 +242,8 @@ class LeasedChunks:
         self._again_s = 0.0
         self.finished = False
         """Whether all data is counted."""
+        self.wanted = 1
+        """Samples to have at hand, in however many chunks."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -277,7 +278,7 @@ class LeasedChunks:
     def ask(self, now_s: float) -> bool:
         """Whether to ask for a chunk now; an answer must come before the next."""
         fresh = sum(one.handed < one.lease.end for one in self._held.values())
-        if self.asked or self.finished or fresh >= _AHEAD or now_s < self._again_s:
+        if self.asked or self.finished or now_s < self._again_s or (fresh >= _AHEAD and self.left >= self.wanted):
             return False
         self._asked_s = now_s
         return True
