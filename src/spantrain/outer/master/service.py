@@ -81,14 +81,10 @@ class MasterService:
         here = self.connections.get(name)
         if here is None or brief == here.facts.brief:
             return {}
-        if {**brief, "process": here.facts.process} != here.facts.brief:
-            raise RemoteRefusal(
-                f"a {here.facts.kind} is connected as {name}, of another kind, model or encryption: take another name"
-            )
-        if now_s - here.heard_s < _SILENT_S:
-            raise RemoteRefusal(
-                f"{here.facts.kind} {name} is there already, {here.facts.process[:200]}: take another name, or end it"
-            )
+        unlike = {**brief, "process": here.facts.process} != here.facts.brief
+        if unlike or now_s - here.heard_s < _SILENT_S:
+            which = f"{here.facts.process[:200]}{', of another kind, model or encryption' * unlike}"
+            raise RemoteRefusal(f"{here.facts.kind} {name} is there already, {which}: take another name, or end it")
         return {}
 
     def enter(self, now_s: float, name: str, facts: MemberFacts) -> tuple[int, MasterWelcome]:

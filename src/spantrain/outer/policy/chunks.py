@@ -36,9 +36,8 @@ class ChunkState(Record):
     def __post_init__(self) -> None:
         if not 1 <= self.chunks <= self.samples:
             raise ValueError(f"chunks must be from 1 to the number of samples {self.samples}, got {self.chunks}")
-        firsts = [first for first, _, _ in self.runs]
-        rise = firsts[:1] == [0] and firsts == sorted({*firsts}) and firsts[-1] < self.chunks
-        if not rise or any(whole < 0 or not 0 <= more < self.size(first) for first, whole, more in self.runs):
+        wrong = any(k >= end or whole < 0 or not 0 <= more < self.size(k) for k, end, whole, more in self.spans)
+        if not self.runs or self.runs[0][0] or wrong:
             raise ValueError(f"runs must rise from chunk 0, and count whole passes and a part of one, got {self.runs}")
         leased = {lease.chunk for lease in self.leases}
         if len(leased) < len(self.leases) or max(leased, default=0) >= self.chunks:
@@ -142,8 +141,7 @@ class ChunkLedger:
             end=state.size(chunk),
         )
         self.state = replace(state, leases=(*state.leases, lease), next_lease=lease.number + 1)
-        self._ends_s[lease.number] = now_s + self._lease_s
-        self._came_s[lease.number] = now_s
+        self._ends_s[lease.number], self._came_s[lease.number] = now_s + self._lease_s, now_s
         return lease
 
     def take_back(

@@ -294,8 +294,6 @@ class OuterPart:
         """
         if not self._until(lambda leader: leader.has_begun, _START_S, step, everything=False):
             self._note(f"no version came within {_START_S:.0f} s: trains by itself until the master is in reach")
-        if self._end and self._end.refused:
-            raise UsageError(f"the master does not let cluster {self._cluster.cluster} in: {self._end.refused}")
 
     def finish(self, step: int) -> None:
         """Push what is left, and wait for the version with it; not for ever."""
@@ -313,6 +311,8 @@ class OuterPart:
             self._here.check_abort()
             end, reached = self._end, True
             heard = end.heard if end else 0
+            if end and end.refused and not everything:
+                raise UsageError(f"the master does not let cluster {self._cluster.cluster} in: {end.refused}")
             report = None
             if isinstance(end, StageLeader):
                 reached, late = over(end), time.monotonic() >= deadline_s or bool(end.refused)

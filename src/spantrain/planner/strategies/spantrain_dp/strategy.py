@@ -84,13 +84,13 @@ def _slower(other: DomainCandidate, chosen: DomainCandidate) -> str:
 
 def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _BuiltCandidate | None:
     """Return a solved candidate with its plan and estimate, or None if a replica's samples do not fit."""
-    size = candidate.size
 
     def rows(number: int, timed: range) -> list[Row]:
         devices = candidate.slots[number]
-        return [((one,), n, (1.0,)) for one, n in zip(devices, tables.shares(devices, timed, size), strict=True)]
+        shares = tables.shares(devices, timed, candidate.size)
+        return [((one,), n, (1.0,)) for one, n in zip(devices, shares, strict=True)]
 
-    stages = stages_between(candidate.begins, size, tables.job, tables.memory, rows)
+    stages = stages_between(candidate.begins, candidate.size, tables.job, tables.memory, rows)
     if stages is None:
         return None
     plan = tables.job.plan_of(tables.profile, stages, strategy="spantrain-dp")
