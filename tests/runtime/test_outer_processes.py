@@ -1,6 +1,7 @@
 """Two clusters of an outer optimizer: a pipeline of three processes, and a plain loop over the same model."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,15 @@ from spantrain.config.artefacts import write_profile
 from spantrain.core.job import TrainJob
 from spantrain.core.outer.stages import OuterCluster
 from spantrain.core.span import Span
+from spantrain.errors import SpanTrainError
 from spantrain.library.trainer import state_of
 from spantrain.models.data.dataset import open_dataset
 from spantrain.outer.client.optimizer import OuterOptimizer, OuterOptions
 from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
+from spantrain.runtime.worker.outer_part import _START_S
+from spantrain.transport.control.credentials import JoinToken
 from testing.outer.clients import EXACT
 from testing.patience import PATIENCE_S
 
@@ -106,3 +110,16 @@ def test_a_pipeline_and_a_plain_loop_share_a_model(session, plan, law_profile, r
     assert {one.name: one.tokens for one in status.clusters}["pipeline"] == STEPS * 4 * 8
     assert status.updates == version
     assert not re.search(server.token, "".join(reporter.notes))
+
+
+def test_a_pipeline_that_the_master_does_not_let_in_ends_at_once(session, plan, law_profile, tmp_path):
+    """It waited for its first version first, for half a minute: the stage that leads had not asked the master yet."""
+    rows = open_dataset(plan.model)
+    with LocalParameterServer(CONFIG) as server:
+        wrong = JoinToken(secret=bytes(16), fingerprint=JoinToken.parse(server.token).fingerprint).text
+        outer = OuterCluster(master=server.address, token=wrong, cluster="pipeline", inner_steps=INNER_STEPS)
+        request, begun_s = request_of(plan, law_profile, tmp_path, outer), time.monotonic()
+        refused = r"the master does not let cluster pipeline in: .* refused the token"
+        with pytest.raises(SpanTrainError, match=refused), StepLoop(session, request, Notes()) as loop:
+            loop.step(rows.inputs([0, 1, 2, 3]), rows.labels([0, 1, 2, 3]))
+        assert time.monotonic() - begun_s < _START_S
