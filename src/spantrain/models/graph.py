@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ _SMALL, _LARGE = 1, 3
 _LONG_FLOP = 2e9
 """Operations for a sample from which a unit is run without numbers: with them it would take longer."""
 _OF_EXPERTS = "_apply_gate"
-"""What modules of the library have that route tokens to experts: without numbers by another product."""
+"""What modules of the library have that route tokens to experts: those without numbers, by another product."""
 
 
 def build_graph(spec: ModelSpec, *, dtype: str = "float32") -> UnitGraph:
@@ -199,13 +200,25 @@ def _see(unit: UnitModule, batch: Callable[[int], _Batch], *, dtype: str, last: 
     return _Measured(small=small, large=large, working=(working[0], working[1]), two=two, sliced=sliced)
 
 
+class _WithoutNumbers(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Fake tensors that know products of a mixture's experts in any type and size, as processors do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation."""
+        if str(func) != "aten._grouped_mm.default":
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        one, other, ends = args[:3]
+        groups = [len(ends)] * (one.dim() == other.dim() == 2) or [len(one)] * (one.dim() == other.dim() == 3)
+        return one.new_empty([*groups, one.shape[-2], other.shape[-1]])
+
+
 def _see_without_numbers(
     empty: UnitModule, batch: Callable[[int], _Batch], see: Callable[[UnitModule, Callable[[int], _Batch]], _Measured]
 ) -> _Measured | None:
     """Return the same of a unit that has only shapes; None if its code needs numbers, or does something else then."""
-    if any(isinstance(part, nn.RNNBase) or hasattr(part, _OF_EXPERTS) for part in empty.modules()):
+    if any(isinstance(part, nn.RNNBase) for part in empty.modules()):
         return None
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = _WithoutNumbers(allow_non_fake_inputs=True)
 
     def without_numbers(tensor: Tensor) -> Tensor:
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -217,7 +230,11 @@ def _see_without_numbers(
             return tensors, {number: row if is_fake(row) else mode.from_tensor(row) for number, row in rows.items()}
 
     with contextlib.suppress(Exception), unreported(), mode:
-        return see(emptied(empty, without_numbers, buffers=True), batch_without)
+        unit = emptied(empty, without_numbers, buffers=True)
+        for experts in (part for part in unit.modules() if hasattr(part, _OF_EXPERTS)):
+            config: Any = experts.config
+            config._experts_implementation = "grouped_mm"
+        return see(unit, batch_without)
     return None
 
 
