@@ -151,16 +151,19 @@ def test_a_device_is_asked_for_by_a_file_in_the_folder_of_a_run_under_way(tmp_pa
             ask_to_drain(tmp_path, "lab-1")
 
 
-def test_a_closed_terminal_is_told_once_like_sigterm_and_not_where_it_is_ignored():
+@pytest.fixture
+def hangup():
+    """Sets what becomes of a closed terminal's signal; whoever runs the tests may ignore it, as nohup does."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("handler", "wanted"), [(signal.SIG_DFL, ["leave"]), (signal.SIG_IGN, [])])
+def test_a_closed_terminal_is_told_once_like_sigterm_and_not_where_it_is_ignored(handler, wanted, hangup):
     heard = []
+    hangup(handler)
     with told_interrupt(lambda: not heard.append("stop"), lambda: not heard.append("leave")):
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
-        assert heard == ["leave"]
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        with told_interrupt(lambda: not heard.append("stop"), lambda: not heard.append("leave")):
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert heard == ["leave"]
+    assert heard == wanted

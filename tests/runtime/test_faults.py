@@ -147,14 +147,20 @@ def test_whose_terminal_is_closed_leaves_a_checkpoint(plan_path, tmp_path):
     """As where a connection by ssh breaks: shell and kernel send SIGHUP each, and nothing can be written there."""
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
         words = ("train", plan_path, *FOREVER, "--no-network", "--out", tmp_path)
         os.execv(sys.executable, [sys.executable, "-m", "spantrain", *map(str, words)])
     said = b""
-    while b" loss " not in said:
-        said = said[-99:] + os.read(terminal, 4096)
-    os.close(terminal)
-    os.kill(child, signal.SIGHUP)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    try:
+        while b" loss " not in said:
+            said = said[-99:] + os.read(terminal, 4096)
+        os.close(terminal)
+        os.kill(child, signal.SIGHUP)
+        status = os.waitpid(child, 0)[1]
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    assert os.waitstatus_to_exitcode(status) == 130
     assert (tmp_path / "checkpoint/latest").is_file()
 
 
