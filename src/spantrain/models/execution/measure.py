@@ -112,7 +112,7 @@ def held_by_two(
         return held_behind(own, batch, autocast_dtype, ends_model=ends_model)
 
     try:
-        return tuple(run_members(2, work))
+        return tuple(run_members(2, work, in_turns=True))  # what fake tensors share is not for several threads
     except (RuntimeError, TypeError, ValueError, AssertionError, ConfigError) as error:
         if any(map(is_fake, unit.parameters())):
             raise

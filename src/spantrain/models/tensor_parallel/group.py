@@ -10,6 +10,7 @@ order that depends on the graph alone, which is the same on all members.
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -118,18 +119,18 @@ def summed(parts: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def run_members(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
-    """Run `work` once for each member of a group of threads, in turns; return the results by rank.
+def run_members(size: int, work: Callable[[ThreadGroup], T], *, in_turns: bool = False) -> list[T]:
+    """Run `work` once for each member of a group of threads, at once or in turns; return the results by rank.
 
     Raises:
         Exception: what the first member that failed by itself raised.
     """
-    members, turn = ThreadGroup.together(size), threading.Lock()
+    members, turn = ThreadGroup.together(size), threading.Lock() if in_turns else None
 
     def one(member: ThreadGroup) -> T:
         member.turn = turn
         try:
-            with turn:
+            with turn or nullcontext():
                 found = work(member)
                 member._exchange(None)  # all have come to their end
             return found
