@@ -82,6 +82,13 @@ BENCHMARKS = (
         emulated="Nothing is emulated or trained: steps are simulated, by data sheets; seconds of planning are real.",
     ),
     Benchmark(
+        name="model_graphs",
+        title="Measuring large models",
+        script="model_graphs.py",
+        shows="what it takes to find out what large models hold, without numbers and with them, and that both agree",
+        emulated="Nothing is emulated; that most runs have no numbers is what is shown.",
+    ),
+    Benchmark(
         name="frameworks-",
         title="Beside other frameworks",
         script="frameworks.py",
