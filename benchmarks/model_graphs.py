@@ -31,14 +31,24 @@ LLAMA = {
     "vocab_size": 32000,
     "max_position_embeddings": 8192,
 }
+LLAMA_70B = {
+    **LLAMA,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
 MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
-FILES = {"llama-7b": LLAMA, "mixtral-8x7b": MIXTRAL}
+FILES = {"llama-7b": LLAMA, "llama-70b": LLAMA_70B, "mixtral-8x7b": MIXTRAL}
 CASES = (
     ("gpt2-small", 1024, "float32", True),
     ("gpt2-xl", 1024, "bfloat16", False),
     ("llama-7b", 128, "float32", True),
     ("llama-7b", 2048, "bfloat16", False),
     ("llama-7b", 8192, "bfloat16", False),
+    ("llama-70b", 8192, "bfloat16-weights", False),
     ("mixtral-8x7b", 2048, "bfloat16", False),
 )
 """Models, tokens of a sample, dtype, and whether it is measured with numbers too."""
@@ -48,7 +58,7 @@ ALL, NONE = "with", "without"
 def measure(model: str, tokens: int, dtype: str, numbers: str) -> dict[str, float]:
     """Measure in this process; return seconds of the processor, the most GiB of memory, GiB held for a sample."""
     if numbers == ALL:
-        measuring._LONG_FLOP = float("inf")
+        measuring._LONG_FLOP = measuring._LARGE_BYTES = float("inf")
     spec = replace(resolve_model(model), sequence_length=tokens)
     began_s, clock_s = time.process_time(), time.perf_counter()
     found = measuring.build_graph(spec, dtype=dtype)
@@ -83,7 +93,7 @@ def main() -> int:
         print(json.dumps(measure(model, int(tokens), dtype, numbers)))
         return 0
     table = [
-        f"{'model':<13} {'tokens':>6} {'dtype':<9} {'numbers':<8} {'CPU s':>7} {'memory':>9} {'a sample holds':>15}"
+        f"{'model':<13} {'tokens':>6} {'dtype':<16} {'numbers':<8} {'CPU s':>7} {'memory':>9} {'a sample holds':>15}"
     ]
     rows, agree = list[dict[str, object]](), True
     with TemporaryDirectory() as folder:
@@ -94,7 +104,7 @@ def main() -> int:
                 rows.append({"model": model, "tokens": tokens, "dtype": dtype, "numbers": numbers, **one})
                 held.add(one["held_gib"])
                 table.append(
-                    f"{model:<13} {tokens:6} {dtype:<9} {numbers:<8} {one['processor_s']:7.1f} "
+                    f"{model:<13} {tokens:6} {dtype:<16} {numbers:<8} {one['processor_s']:7.1f} "
                     f"{one['most_gib']:5.2f} GiB {one['held_gib']:11.3f} GiB"
                 )
                 print(table[-1], file=sys.stderr)

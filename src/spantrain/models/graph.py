@@ -33,8 +33,8 @@ _Batch = tuple[tuple[Tensor, ...], Rows]
 
 _SMALL, _LARGE = 1, 3
 """Batch sizes between which bytes held are compared: what does not grow with the batch is not counted."""
-_LONG_FLOP = 2e9
-"""Operations for a sample from which a unit is run without numbers: with them it would take longer."""
+_LONG_FLOP, _LARGE_BYTES = 2e9, 2**28
+"""Operations for a sample, and bytes of parameters, from which units are run without numbers: those would take long."""
 _OF_EXPERTS = "_apply_gate"
 """What modules of the library have that route tokens to experts: those without numbers, by another product."""
 
@@ -148,8 +148,10 @@ def _measure(
     flop, sums, batch = _flop(spec, whole, empty, entering), sums_of(empty), partial(_batch, spec, entering)
     frozen_rounded(empty, dtype)
     pieces = pieces_of(empty) if sums else ()
+    parameter_bytes = sum(map(_bytes, empty.parameters()))
     see = partial(_see, dtype=dtype, last=last, divides=bool(pieces))
-    seen = _see_without_numbers(empty, batch, see) if flop >= _LONG_FLOP and not spec.compiled else None
+    is_large = flop >= _LONG_FLOP or parameter_bytes >= _LARGE_BYTES
+    seen = _see_without_numbers(empty, batch, see) if is_large and not spec.compiled else None
     if seen is None:
         unit = whole()
         unit.compiled_by = compiled_by(spec, ONLY_CUT)
@@ -159,7 +161,6 @@ def _measure(
     held_bytes = math.ceil(grown if grown >= 0 else large.forward_bytes / _LARGE)  # one packed sequence may hold more
     # What did not grow with the batch before I is still there behind it.
     constant_bytes = small.forward_bytes - _SMALL * held_bytes
-    parameter_bytes = sum(map(_bytes, empty.parameters()))
     frozen_bytes = sum(_bytes(parameter) for parameter in empty.parameters() if not parameter.requires_grad)
     goes_back = frozen_bytes < parameter_bytes or any(tensor.requires_grad for tensor in entering)
     working_per_sample = max(0, math.ceil((working[1] - working[0]) / _SMALL))
