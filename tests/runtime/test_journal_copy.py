@@ -158,11 +158,19 @@ def test_it_goes_on_after_an_order_has_ended_and_begins_anew_under_another_coord
     run.way.lost = True
     first.close()
     again = Run(run.folder)
-    again.copy()
-    again.write(LINE)
+    copy = again.copy()
+    again.write(b'{"kind": "another line"}\n')
     until(lambda: again.told)
     assert again.copied == run.path.read_bytes()
     again.way.lost = True
+    copy.close()
+    run.path.write_bytes(b"")
+    shorter = Run(run.folder)
+    shorter.write(b"short\n")
+    shorter.copy()
+    until(lambda: shorter.told)
+    assert shorter.copied == b"short\n"
+    shorter.way.lost = True
 
 
 def test_what_another_program_writes_is_left_alone(run):

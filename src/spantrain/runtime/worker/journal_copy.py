@@ -53,7 +53,7 @@ class JournalCopy:
         try:
             make_private_folder(self._folder)
             with locked_file(self._folder / data_requests.JOURNAL_FILE) as journal:
-                journal.truncate(0)
+                journal.truncate(journal.seek(0))  # where it is, too: an older copy of this or another run may be there
                 while not self._closed.is_set():
                     answer = self._next(journal.tell())
                     if answer is None:
