@@ -22,6 +22,7 @@ from spantrain_studies.outer_demo import roles
 from testing.outer.clients import alone, close, small_model, train_step
 from testing.patience import PATIENCE_S, until
 from testing.programs import living_in, process_of_log
+from testing.tokens import token_with_wrong_secret
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -197,8 +198,7 @@ def test_a_shard_whose_token_is_wrong_says_so_once_and_ends(spantrain, config, t
     """It dialled for ever."""
     with running(config.parent, "master", config) as master:
         line_with(master, "token:")
-        token = JoinToken.parse((tmp_path / "state" / "master" / "token").read_text())
-        wrong = JoinToken(secret=bytes(16), fingerprint=token.fingerprint).text
+        wrong = token_with_wrong_secret((tmp_path / "state" / "master" / "token").read_text())
         with running(config.parent, "shard", config, "s0", "--token", wrong) as shard:
             told, _ = shard.communicate(timeout=PATIENCE_S)
         assert shard.returncode == 2

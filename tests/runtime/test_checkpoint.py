@@ -244,17 +244,17 @@ def test_half_of_a_file_does_not_keep_a_full_disk_full(tmp_path):
     assert list((tmp_path / "checkpoint/step-1").iterdir()) == []
 
 
+class Full(Disk):
+    full = True
+
+    def append(self, stream, data) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().append(stream, data)
+
+
 def test_a_full_disk_ends_nothing_and_is_tried_again(tmp_path):
     """Until the next save; the last one is waited for."""
-
-    class Full(Disk):
-        full = True
-
-        def append(self, stream, data) -> None:
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().append(stream, data)
-
     device, disk, told, saved = whole_device(1), Full(), [], []
 
     def report(one: SavedFile) -> tuple[int, ...]:
@@ -277,14 +277,6 @@ def test_a_full_disk_ends_nothing_and_is_tried_again(tmp_path):
 
 
 def test_a_manifest_that_there_was_no_room_for_is_written_yet(plan, tmp_path):
-    class Full(Disk):
-        full = True
-
-        def append(self, stream, data) -> None:
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().append(stream, data)
-
     disk = Full()
     together = CheckpointSet(tmp_path, ["s0r0", "s1r0"], keep=1, describe=partial(described, plan), storage=disk)
     first, second = told_by(tmp_path, two_devices(1), 1)

@@ -24,9 +24,9 @@ from spantrain.outer.local import LocalParameterServer
 from spantrain.outer.master.config import MasterConfig
 from spantrain.outer.policy.settings import OuterSettings
 from spantrain.runtime.worker.outer_part import _START_S
-from spantrain.transport.control.credentials import JoinToken
 from testing.outer.clients import EXACT
 from testing.patience import PATIENCE_S
+from testing.tokens import token_with_wrong_secret
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensor_parallel, pytest.mark.timeout(600)]
 
@@ -116,7 +116,7 @@ def test_a_pipeline_that_the_master_does_not_let_in_ends_at_once(session, plan, 
     """It waited for its first version first, for half a minute: the stage that leads had not asked the master yet."""
     rows = open_dataset(plan.model)
     with LocalParameterServer(CONFIG) as server:
-        wrong = JoinToken(secret=bytes(16), fingerprint=JoinToken.parse(server.token).fingerprint).text
+        wrong = token_with_wrong_secret(server.token)
         outer = OuterCluster(master=server.address, token=wrong, cluster="pipeline", inner_steps=INNER_STEPS)
         request, begun_s = request_of(plan, law_profile, tmp_path, outer), time.monotonic()
         refused = r"the master does not let cluster pipeline in: .* refused the token"

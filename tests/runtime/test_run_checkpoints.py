@@ -72,6 +72,7 @@ def full(checkpoints, monkeypatch, tmp_path):
     checkpoints._on_complete = lambda step, _folder: complete.append(step)
     checkpoints._reporter = SimpleNamespace(note=told.append)
     monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
     return checkpoints, complete, told
 
 

@@ -26,9 +26,17 @@ from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient
 from spantrain.transport.control.credentials import Authority, JoinToken, ServerIdentity, WorkerIdentity, pem_of_der
 from spantrain.transport.control.members import Denied
-from spantrain.transport.control.protocol import channel_options, decode, encode, method_path, server_options
+from spantrain.transport.control.protocol import (
+    RemoteRefusal,
+    channel_options,
+    decode,
+    encode,
+    method_path,
+    server_options,
+)
 from spantrain.transport.control.server import ControlServer
 from testing.patience import PATIENCE_S
+from testing.tokens import token_with_wrong_secret
 
 MIB = 2**20
 
@@ -199,6 +207,23 @@ def test_both_socket_files_are_their_owners(tmp_path: Path) -> None:
         assert modes == {"join": 0o600, "join.control": 0o600}
     finally:
         made.stop(0.1)
+
+
+# Who is joined.
+
+
+def test_messages_name_who_is_joined_by_its_role_and_change_nothing_else(server: ControlServer) -> None:
+    """A word was replaced in whatever an error said, names of files and devices too."""
+    wrong = token_with_wrong_secret(server.token)
+    with pytest.raises(UsageError, match=rf"^the master at {server.join_address} refused the token"):
+        ControlClient.join(server.join_address, wrong, name="a", facts={}, timeout_s=PATIENCE_S, role="master")
+    client = ControlClient.join(
+        server.join_address, server.token, name="a", facts={}, timeout_s=PATIENCE_S, role="master"
+    )
+    server.release("a")
+    with pytest.raises(RemoteRefusal, match=rf"^the master at {server.join_address} refused 'hello'"):
+        client.call("hello", {}, timeout_s=PATIENCE_S)
+    client.close()
 
 
 # Limits.

@@ -15,7 +15,7 @@ import pytest
 from spantrain.errors import PeerLostError, ProtocolError, UsageError
 from spantrain.transport.control.address import Address
 from spantrain.transport.control.client import ControlClient, fetch_certificate
-from spantrain.transport.control.credentials import Authority, JoinToken, WorkerIdentity, pem_of_der
+from spantrain.transport.control.credentials import Authority, WorkerIdentity, pem_of_der
 from spantrain.transport.control.protocol import (
     MESSAGE_LIMIT_BYTES,
     RemoteRefusal,
@@ -25,6 +25,7 @@ from spantrain.transport.control.protocol import (
 )
 from spantrain.transport.control.server import ControlServer
 from testing.patience import PATIENCE_S, no_threads_left
+from testing.tokens import token_with_wrong_secret
 
 
 class Coordinator:
@@ -156,13 +157,9 @@ def test_a_name_that_cannot_stand_in_a_certificate(tcp_coordinator: Coordinator,
         join(tcp_coordinator, name)
 
 
-def _token_with_wrong_secret(server: ControlServer) -> str:
-    return JoinToken(secret=bytes(16), fingerprint=JoinToken.parse(server.token).fingerprint).text
-
-
 def test_a_wrong_token_is_refused_counted_and_slowed_down(coordinator: Coordinator, join: Join) -> None:
     server = coordinator.server
-    wrong = _token_with_wrong_secret(server)
+    wrong = token_with_wrong_secret(server.token)
     for _ in range(10):
         with pytest.raises(UsageError, match=r"the coordinator at .* refused the token: take the one"):
             ControlClient.join(server.join_address, wrong, name="edge-1", facts={}, timeout_s=PATIENCE_S)
@@ -170,21 +167,6 @@ def test_a_wrong_token_is_refused_counted_and_slowed_down(coordinator: Coordinat
         join(coordinator)
     assert server._refusals.snapshot() == {"wrong_token": 10, "throttled": 1}
     assert coordinator.joined == []
-
-
-def test_messages_name_who_is_joined_by_its_role_and_change_nothing_else(tcp_coordinator: Coordinator) -> None:
-    """A word was replaced in whatever an error said, names of files and devices too."""
-    server = tcp_coordinator.server
-    wrong = _token_with_wrong_secret(server)
-    with pytest.raises(UsageError, match=rf"^the master at {server.join_address} refused the token"):
-        ControlClient.join(server.join_address, wrong, name="a", facts={}, timeout_s=PATIENCE_S, role="master")
-    client = ControlClient.join(
-        server.join_address, server.token, name="a", facts={}, timeout_s=PATIENCE_S, role="master"
-    )
-    server.release("a")
-    with pytest.raises(RemoteRefusal, match=rf"^the master at {server.join_address} refused 'hello'"):
-        client.call("hello", {}, timeout_s=PATIENCE_S)
-    client.close()
 
 
 def test_a_man_in_the_middle_is_noticed(bind: str, tmp_path: Path, join: Join) -> None:

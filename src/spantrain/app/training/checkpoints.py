@@ -33,7 +33,7 @@ from spantrain.runtime.coordinator.roster import DeviceLostError
 
 _EVERY_S = 300.0
 """Between checkpoints that nobody has asked for."""
-_AGAIN_S, _PATIENCE_S = 5.0, 120.0
+_AGAIN_S, _LOOK_S, _PATIENCE_S = 5.0, 1.0, 120.0
 """After how long a full disk is tried again, and for how long at the end of a run."""
 
 
@@ -230,7 +230,7 @@ class RunCheckpoints:
                 raise WorkerError(
                     f"no room for the checkpoint after {self._unwritten.step} steps; earlier ones are whole"
                 )
-            time.sleep(min(1.0, _AGAIN_S))
+            time.sleep(_LOOK_S)
             self.look(stop)
 
     def _needed(self, newest: Path, files: Collection[str]) -> set[int]:
