@@ -5,15 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spantrain.app.training.run_folder import (
-    RUN_FILE,
-    RunRecord,
-    alone_in,
-    check_not_of_a_run,
-    check_not_under_way,
-    refuse_run,
-    remove_old_run,
-)
+from spantrain.app.training.run_folder import alone_in, check_not_under_way, refuse_run, remove_old_run
+from spantrain.app.training.run_record import RUN_FILE, RunRecord, check_not_of_a_run
 from spantrain.config.artefacts import write_artefact
 from spantrain.errors import ConfigError
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from spantrain.app.training.run_folder import RunContent, RunRecord, measured, read_run_record, write_run
+from spantrain.app.training.run_folder import RunContent, measured, write_run
+from spantrain.app.training.run_record import RunRecord, read_run_record
 from spantrain.app.validate_run import validate_run
 from spantrain.cli.commands.explain import run_json, show_run
 from spantrain.cli.main import main
@@ -25,6 +26,7 @@ from spantrain.errors import UsageError
 from spantrain.planner.engine.predict import costs_of, predict
 from spantrain.schedule.registry import make_policy
 from testing.plans import laptop_plan, task_of
+from testing.programs import needs_no_torch
 
 SCHEDULE = "critical-path"
 
@@ -105,6 +107,10 @@ def leave(folder: Path, plan: Plan, profile, lived, durations_s=(2.0, 4.0, 3.0),
         plan=plan, report=PlanReport(), profile=profile, record=record, trace=lived[0], decisions=lived[1]
     )
     write_run(folder, content)
+
+
+def test_it_needs_no_torch(folder):
+    needs_no_torch("validate", str(folder))
 
 
 def test_figures_of_a_run(folder, plan, profile):

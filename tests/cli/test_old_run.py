@@ -7,7 +7,8 @@ import pytest
 from spantrain.app.demo import run_demo
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions
-from spantrain.app.training.run_folder import RUN_FILE, RunRecord, alone_in, check_not_under_way
+from spantrain.app.training.run_folder import alone_in, check_not_under_way
+from spantrain.app.training.run_record import RUN_FILE, RunRecord
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train_from_scratch import ScratchRequest, train_from_scratch
 from spantrain.config.artefacts import write_artefact

@@ -12,6 +12,7 @@ from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.outcome import PlanOptions
 from spantrain.planner.request import JobSpec
+from testing.programs import needs_no_torch
 
 KEYS = {
     "plan", "search_s", "step_s_predicted", "samples_per_s_predicted", "peak_bytes", "best_single_device",
@@ -35,6 +36,11 @@ def test_json_has_every_strategy_and_the_chosen_one_is_best(spantrain, profile_p
     best = min(found["strategies"], key=lambda name: found["strategies"][name]["step_s"])
     assert found["chosen"] == best
     assert found["step_s_predicted"] == found["strategies"][best]["step_s"]
+
+
+def test_it_needs_no_torch(profile_path, tmp_path):
+    out = str(tmp_path / "plan.json")
+    needs_no_torch("plan", str(profile_path), "--global-batch", "8", "--strategy", "single-device", "--out", out)
 
 
 def test_the_default_is_never_worse_than_one_site(spantrain, profile_path):

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -23,9 +21,8 @@ from spantrain.errors import InfeasiblePlanError
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.engine.predict import predict
 from spantrain.schedule.registry import schedule_names
-from testing.patience import PATIENCE_S
 from testing.plans import stage_and_replica, written
-from testing.programs import simulate_refuses
+from testing.programs import needs_no_torch, simulate_refuses
 
 
 def test_all_schedules_with_their_figures(spantrain, plan, plan_path, laptop_profile):
@@ -297,15 +294,4 @@ def test_members_of_a_tensor_parallel_group_hold_their_parts(plan, laptop_profil
 
 
 def test_it_needs_no_torch(plan_path):
-    code = (
-        "import sys\n"
-        "from spantrain.cli.main import main\n"
-        f"try:\n    main(['simulate', {str(plan_path)!r}, '--schedule', 'all'])\nexcept SystemExit as end:\n"
-        "    assert not end.code, end.code\n"
-        "heavy = {'torch', 'transformers', 'sklearn', 'grpc', 'zmq'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    needs_no_torch("simulate", str(plan_path), "--schedule", "all")

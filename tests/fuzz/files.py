@@ -10,7 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fuzz.mutation import corrupted, wild
-from spantrain.app.training.run_folder import RunContent, RunRecord, write_run
+from spantrain.app.training.run_folder import RunContent, write_run
+from spantrain.app.training.run_record import RunRecord
 from spantrain.config.artefacts import artefact_text
 from spantrain.config.cluster_file import parse_cluster
 from spantrain.core.action import Action, Direction, Op

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import spantrain
-from spantrain.app.training.run_folder import read_run_record
+from spantrain.app.training.run_record import read_run_record
 from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.core.plan import Replica, Stage
 from spantrain.core.span import Span

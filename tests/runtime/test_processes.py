@@ -15,7 +15,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
 from spantrain.app.training.requests import RunOptions, TrainRequest, resumed_run
-from spantrain.app.training.run_folder import DECISIONS_FILE
+from spantrain.app.training.run_record import DECISIONS_FILE
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.config.artefacts import write_profile

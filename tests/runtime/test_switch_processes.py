@@ -12,7 +12,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.outcome import SWITCHES_FILE
 from spantrain.app.training.requests import TrainRequest, resumed_run
-from spantrain.app.training.run_folder import read_run_record
+from spantrain.app.training.run_record import read_run_record
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.app.validate_run import validate_run

@@ -13,7 +13,7 @@ import pytest
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import SessionOptions, open_session
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.run_folder import DECISIONS_FILE
+from spantrain.app.training.run_record import DECISIONS_FILE
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.train import train
 from spantrain.app.validate_run import validate_run

@@ -138,3 +138,17 @@ def simulate_refuses(spantrain: Callable[..., Any], *words: object) -> str:
     assert (ended.code, ended.out) == (2, ""), ended
     assert "Traceback" not in ended.err
     return " ".join(ended.err.split())
+
+
+def needs_no_torch(*words: str) -> None:
+    """A command that ends well and has loaded neither torch nor anything else that takes seconds."""
+    code = (
+        "import sys\n"
+        "from spantrain.cli.main import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        "heavy = {'torch', 'transformers', 'sklearn', 'grpc', 'zmq'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    words_here = [sys.executable, "-c", code]
+    ended = subprocess.run(words_here, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ended.returncode == 0, ended.stderr

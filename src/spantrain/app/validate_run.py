@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from spantrain.app.planning.plan_files import open_plan
-from spantrain.app.training.run_folder import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
+from spantrain.app.training.run_record import DECISIONS_FILE, RUN_FILE, TRACE_FILE, RunRecord, read_run_record
 from spantrain.app.watching.chain import lane_of
 from spantrain.config.traces.trace_file import read_decisions, read_trace
 from spantrain.core.plan import Plan

@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from spantrain.app.live_requests import LOCK_FILE
 from spantrain.app.training.metrics import METRICS_FILE
+from spantrain.app.training.run_record import (
+    DECISIONS_FILE,
+    RUN_FILE,
+    TRACE_FILE,
+    RunRecord,
+    files_of_run,
+    sound_record,
+)
 from spantrain.app.watching.view import VIEW_FILE
 from spantrain.config import artefacts
 from spantrain.config.files.text_files import locked_file, write_atomically
@@ -24,7 +32,6 @@ from spantrain.core.planned.report import PlanReport
 from spantrain.core.profile import Profile
 from spantrain.core.records import Record
 from spantrain.core.trace import Trace
-from spantrain.core.update.optimizers import STATE_COPIES
 from spantrain.errors import ConfigError, UsageError
 from spantrain.runtime.checkpoint.manifest import BEST, MANIFEST_FILE, MARKER, step_of
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
@@ -35,55 +42,9 @@ if TYPE_CHECKING:
     from spantrain.runtime.coordinator.barrier import StepOutcome
 
 
-RUN_FILE = "run.json"
-TRACE_FILE = "trace.json"
-DECISIONS_FILE = "decisions.jsonl"
 SWITCHES_FILE = "switches.jsonl"
 _MAX_STEPS = 200
 """So many of the last steps are looked at, however long the run was."""
-
-
-class RunRecord(Record):
-    """What was run, and medians over its steady steps (warm-up and evaluations left out)."""
-
-    plan: str
-    """Name of the plan's file in the run's folder; of several, the last one that ran."""
-    profile: str
-    """Name of the profile's file in the run's folder, or its path from there."""
-    optimizer: str
-    """As `cost.memory` names it."""
-    steps_measured: int
-    """How many steps the figures are of; at most the last 200."""
-    step_s: float
-    slowest_step_s: float
-    fastest_step_s: float
-    busy_s: Mapping[str, float] = field(default_factory=dict)
-    peak_held_samples: Mapping[str, int] = field(default_factory=dict)
-    peak_bytes: Mapping[str, int] = field(default_factory=dict)
-    """By device: the most that its tensors held at once (`runtime.worker.plan_part`)."""
-    first_step: int = 0
-    """Under the plan."""
-    earlier_plans: tuple[str, ...] = ()
-    """Names of the files of the plans that ran before it, in order."""
-    staleness: int = 0
-    """How many steps old weights were: 1 where steps overlapped."""
-    weights: str = ""
-    """What the run began with, if that is not as ever."""
-    left_out: tuple[str, ...] = ()
-    """What of the model as it was given was not done, a line each."""
-    losses: tuple[float, ...] = ()
-    """Of every step since the first, those before a resume included."""
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in STATE_COPIES:
-            raise ValueError(f"optimizer must be one of {', '.join(STATE_COPIES)}, got {self.optimizer!r}")
-        if self.steps_measured < 1 or not 0 < self.fastest_step_s <= self.step_s <= self.slowest_step_s:
-            raise ValueError(
-                f"a run has steps, the median between the fastest and the slowest; got {self.steps_measured} steps of "
-                f"{self.fastest_step_s}, {self.step_s} and {self.slowest_step_s} s"
-            )
-        if self.staleness not in (0, 1):
-            raise ValueError(f"staleness must be 0 or 1, got {self.staleness}")
 
 
 class RunContent(Record):
@@ -132,7 +93,7 @@ def write_run(folder: Path, content: RunContent) -> None:
         path = folder / name
         own = replace(plan, profile=artefacts.reference_to_profile(folder / profile_name, path))
         artefacts.write_plan(own, path, artefacts.read_plan_report(path) if path.exists() else None)
-    before = _sound_record(folder)
+    before = sound_record(folder)
     ran = (*before.earlier_plans, before.plan) if before else ()
     earlier = ran[: ran.index(plan_name)] if plan_name in ran else ()  # where the run goes on under this plan
     names = (*earlier, plan_name, *content.later_plans)
@@ -145,41 +106,6 @@ def write_run(folder: Path, content: RunContent) -> None:
     write_decisions(shifted, folder / DECISIONS_FILE)
     record = replace(content.record, plan=names[-1], earlier_plans=names[:-1], profile=profile_name)
     artefacts.write_artefact(record, artefacts.RUN_FORMAT, folder / RUN_FILE)
-
-
-def read_run_record(folder: Path) -> RunRecord | None:
-    """Return the record of a run's folder; None where there is none.
-
-    Raises:
-        ConfigError: it is something else, or wrong.
-    """
-    path = folder / RUN_FILE
-    return artefacts.read_artefact(RunRecord, artefacts.RUN_FORMAT, path) if path.exists() else None
-
-
-def files_of_run(folder: Path) -> tuple[str, ...]:
-    """Return the plans and the profile that a run in this folder was made with, as its record names them."""
-    record = _sound_record(folder)
-    return (record.plan, *record.earlier_plans, record.profile) if record else ()
-
-
-def _sound_record(folder: Path) -> RunRecord | None:
-    """Return the record of a run's folder; None where there is none that can be read."""
-    with suppress(UsageError):
-        return read_run_record(folder)
-    return None
-
-
-def check_not_of_a_run(path: Path, option: str) -> None:
-    """Refuse to replace a plan or a profile that a run was made with: it is read to go on with it, and to validate it.
-
-    Raises:
-        ConfigError: it is one.
-    """
-    if path.name in files_of_run(path.parent):
-        raise ConfigError(
-            f"{option} {path}: the run in {path.parent} was made with it, and reads it to go on; name another place"
-        )
 
 
 def typical_s(durations_s: Sequence[float], *, overlap: bool) -> float:

@@ -30,7 +30,8 @@ from spantrain.app.training.recovery import carry_on
 from spantrain.app.training.recovery.joining import Membership
 from spantrain.app.training.recovery.journal import BegunLeg, Journal, first_leg, with_what_is_held
 from spantrain.app.training.requests import TrainRequest
-from spantrain.app.training.run_folder import TRACE_FILE, RunContent, RunRecord, measured, write_run
+from spantrain.app.training.run_folder import RunContent, measured, write_run
+from spantrain.app.training.run_record import TRACE_FILE, RunRecord
 from spantrain.app.training.stop import StopRequest
 from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch

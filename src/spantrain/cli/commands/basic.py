@@ -53,7 +53,7 @@ class ProfileArguments(shared.ModelOptions, shared.PlaceOptions):
 @shared.with_options(ProfileArguments)
 def profile(asked: ProfileArguments, context: typer.Context) -> None:
     """Measure the compute of every device and the network between all of them."""
-    from spantrain.app.training.run_folder import check_not_of_a_run
+    from spantrain.app.training.run_record import check_not_of_a_run
 
     out, as_json = asked.out, asked.json_
     cluster = asked.chosen_cluster()

@@ -183,7 +183,7 @@ def plan(asked: PlanArguments, context: typer.Context) -> None:
         return
     from spantrain.app.planning.batches import plan_for_any
     from spantrain.app.planning.plan_files import write_plans
-    from spantrain.app.training.run_folder import check_not_of_a_run
+    from spantrain.app.training.run_record import check_not_of_a_run
     from spantrain.cli.render.text import console_for_people
     from spantrain.planner.engine.engine import make_plan
 
