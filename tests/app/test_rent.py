@@ -90,6 +90,15 @@ def test_the_choice_has_the_figures_of_the_plan_that_comes_with_it(cheapest):
     )
 
 
+def test_a_limit_that_the_full_plan_alone_keeps_is_kept(cheapest):
+    quick, full = cheapest.frontier[-1], rent(asked(budget_usd=1e4)).chosen
+    assert full.candidate == quick.candidate
+    assert full.hours < 0.99 * quick.hours
+    assert rent(asked(deadline_h=1.005 * full.hours)).chosen == full
+    with pytest.raises(InfeasiblePlanError, match=f"it would take --deadline '{full.hours * 1.005:.4g} h'"):
+        rent(asked(deadline_h=0.995 * full.hours))
+
+
 FREE = """
 offers:
   - {provider: uni, region: lab, kind: t4, per_host: 1, most: 2, on_demand: 0, network: 10 Gbit/s}
@@ -191,7 +200,7 @@ def test_places_whose_devices_would_have_too_long_names_are_refused_with_their_l
 )
 def test_a_limit_that_nothing_keeps_says_what_would_do(cheapest, goal, says):
     with pytest.raises(InfeasiblePlanError) as caught:
-        goal_of(**goal).best(cheapest.frontier)
+        goal_of(**goal).check(goal_of(**goal).best(cheapest.frontier))
     found = re.search(says, str(caught.value))
     assert found is not None, str(caught.value)
     (name,) = (name for name in goal if name != "amount")

@@ -90,16 +90,22 @@ class RentGoal(Record):
         return (True, row.usd, row.hours) if self.wants_time else (True, row.hours, row.usd)
 
     def best(self, rows: Iterable["RentRow"]) -> "RentRow":
-        """Return the choice that is taken.
-
-        Raises:
-            InfeasiblePlanError: none keeps the limit; says which comes nearest, and what would do.
-        """
+        """Return the choice that is taken; where none keeps the limit, the one that comes nearest."""
         rows = list(rows)
         nearest = min(rows, key=self.rank)
+        if not self.wants_time or not self.keeps(nearest):
+            return nearest
+        near = [row for row in rows if self.keeps(row) and row.hours <= _AS_FAST * nearest.hours]
+        return min(near, key=lambda row: (row.usd, row.hours))
+
+    def check(self, nearest: "RentRow") -> None:
+        """Refuse a choice that does not keep the limit.
+
+        Raises:
+            InfeasiblePlanError: says what would do.
+        """
         if self.keeps(nearest):
-            near = [row for row in rows if self.keeps(row) and row.hours <= _AS_FAST * nearest.hours]
-            return min(near, key=lambda row: (row.usd, row.hours)) if self.wants_time else nearest
+            return
         if self.budget_usd is not None:
             less = 0.99 * self.shown_amount * self.budget_usd / nearest.usd
             does = f"--budget {nearest.usd * 1.005:.4g}, or --{self.unit} {less:.3g}"

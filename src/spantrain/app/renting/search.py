@@ -30,7 +30,7 @@ from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
 from spantrain.planner.assembly.recompute import proposals_of
 from spantrain.planner.engine.engine import make_plan
 from spantrain.planner.engine.evaluate import Evaluator, link_loads
-from spantrain.planner.engine.outcome import PlanOptions
+from spantrain.planner.engine.outcome import PlanOptions, PlanOutcome
 from spantrain.planner.engine.predict import predict
 from spantrain.planner.present import light_plan
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
@@ -120,24 +120,33 @@ class _Search:
         self._try(list(paired(list(dict.fromkeys(near))[:_PAIRED], self._quotas)), _EFFORT)
         if not self.rows:
             raise InfeasiblePlanError(f"nothing on offer can train {self._request.model.name}: {self.refusal}")
-        chosen = self._goal.best(self.rows.values()).candidate
-        self._request.progress(0, 1, f"{chosen.what}, in full")
-        profile = described_profile(self._cluster(chosen), self._request.model, dtype=self._request.dtype)
-        full = replace(self._request.options, constraints=self._constraints)
-        in_full = make_plan(profile, self._request.job, full)
-        self._planned[chosen.shape] = in_full.plan, profile
-        rows = [(found.shape == chosen.shape and self._row(found)) or row for found, row in self.rows.items()]
+        full: dict[Shape, PlanOutcome] = {}
+        while (chosen := self._goal.best(self.rows.values())).candidate.shape not in full:
+            full[chosen.candidate.shape] = self._in_full(chosen.candidate)
+        self._goal.check(chosen)
+        rows, candidate = list(self.rows.values()), chosen.candidate
         return RentOutcome(
             goal=self._goal,
-            chosen=next(row for row in rows if row.candidate == chosen),
+            chosen=chosen,
             one_node=min((row for row in rows if row.candidate.is_one_node), key=self._goal.rank, default=None),
             frontier=frontier(rows),
             planned=sum(found is not None for found in self._planned.values()),
             looked_at=self._looked_at,
-            cluster_text=cluster_text(chosen, self._request.prices),
-            profile=profile,
-            in_full=in_full,
+            cluster_text=cluster_text(candidate, self._request.prices),
+            profile=described_profile(self._cluster(candidate), self._request.model, dtype=self._request.dtype),
+            in_full=full[candidate.shape],
         )
+
+    def _in_full(self, candidate: Candidate) -> PlanOutcome:
+        """Plan for a candidate as `spantrain plan` does: what its machines come to is then of that plan."""
+        self._request.progress(0, 1, f"{candidate.what}, in full")
+        profile = described_profile(self._cluster(candidate), self._request.model, dtype=self._request.dtype)
+        options = replace(self._request.options, constraints=self._constraints)
+        found = make_plan(profile, self._request.job, options)
+        self._planned[candidate.shape] = found.plan, profile
+        alike = [one for one in self.rows if one.shape == candidate.shape]
+        self.rows |= {one: row for one in alike if (row := self._row(one)) is not None}
+        return found
 
     def _try(self, candidates: Sequence[Candidate], effort: float) -> None:
         """Plan for candidates as far as the effort goes: the most promising first, those that take long last."""
