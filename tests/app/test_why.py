@@ -6,18 +6,20 @@ from dataclasses import replace
 import pytest
 
 from spantrain.app.reporter import Reporter
-from spantrain.app.watching.chain import StepForecast, StepTrace, chain_lines, late_line, lateness_text, reason_of
+from spantrain.app.watching.chain import StageLayout, StepForecast, StepTrace, reason_of
+from spantrain.app.watching.reason_text import chain_lines, late_line, lateness_text
 from spantrain.app.watching.run_watch import Points, RunWatch
 from spantrain.app.watching.view import VIEW_FILE, read_view
 from spantrain.config.cluster_file import load_preset
 from spantrain.core.job import TrainJob
-from spantrain.core.plan import Plan
+from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
+from spantrain.core.span import equal_spans
 from spantrain.core.trace import DeviceStep, Flow, Interval, Trace
 from spantrain.planner.engine.predict import predict
 from spantrain.runtime.coordinator.barrier import StepOutcome
 from spantrain.runtime.coordinator.records import RecordedStep, StepRecords, recorded
-from testing.plans import laptop_plan
+from testing.plans import interleaved, laptop_plan
 
 STAGE_OF = {"lab-0": 0, "office-nx": 1, "office-tx2": 1, "home-tx2": 2}
 
@@ -37,7 +39,7 @@ def plan(profile) -> Plan:
 @pytest.fixture(scope="module")
 def forecast(plan, profile) -> StepForecast:
     found = predict(plan, profile)
-    return StepForecast(found.trace, found.step_s, STAGE_OF)
+    return StepForecast(found.trace, found.step_s, StageLayout.of(plan))
 
 
 def step_of(plan: Plan, profile: Profile) -> tuple[Trace, float]:
@@ -68,7 +70,7 @@ def slower_link(profile: Profile, source: str, target: str, times: float) -> Pro
 
 def test_a_step_that_goes_as_forecast_has_a_chain_without_gaps_and_nobody_late(plan, profile, forecast):
     trace, step_s = step_of(plan, profile)
-    reason = reason_of(2, step_s, trace, forecast, STAGE_OF, {})
+    reason = reason_of(2, step_s, trace, forecast, StageLayout.of(plan), {})
     assert reason.chain[0].start_s == 0.0
     assert all(a.end_s == pytest.approx(b.start_s) for a, b in zip(reason.chain, reason.chain[1:], strict=False))
     assert sum(part.duration_s for part in reason.chain) <= step_s + 1e-9
@@ -79,12 +81,12 @@ def test_a_step_that_goes_as_forecast_has_a_chain_without_gaps_and_nobody_late(p
 def test_a_slow_device_is_named_with_what_it_takes_as_a_rule(plan, profile, forecast):
     trace, step_s = step_of(plan, slower_device(profile, plan.cluster.device_by_name["home-tx2"].kind, 3.0))
     history = {"home-tx2": [(step, 0.5) for step in range(8)] + [(8, 1.4), (9, 1.5)]}
-    reason = reason_of(2, step_s, trace, forecast, STAGE_OF, history)
+    reason = reason_of(2, step_s, trace, forecast, StageLayout.of(plan), history)
     assert reason.late is not None
     kinds = {plan.cluster.device_by_name[name].kind: name for name in STAGE_OF}
     assert plan.cluster.device_by_name[reason.late.place].kind == plan.cluster.device_by_name["home-tx2"].kind, kinds
     assert reason.late.excess_s > 0.5 * (step_s - forecast.step_s)
-    named = reason_of(2, step_s, trace, forecast, STAGE_OF, {reason.late.place: history["home-tx2"]})
+    named = reason_of(2, step_s, trace, forecast, StageLayout.of(plan), {reason.late.place: history["home-tx2"]})
     assert (named.late.usual_s, named.late.now_s, named.late.since_step) == (0.5, 1.5, 8)
     assert "late since step 9" in lateness_text(named.late)
     assert late_line(named).startswith("Step 3 took ")
@@ -92,10 +94,36 @@ def test_a_slow_device_is_named_with_what_it_takes_as_a_rule(plan, profile, fore
 
 def test_a_slow_link_is_named(plan, profile, forecast):
     trace, step_s = step_of(plan, slower_link(profile, "office-nx", "home-tx2", 60.0))
-    reason = reason_of(2, step_s, trace, forecast, STAGE_OF, {})
+    reason = reason_of(2, step_s, trace, forecast, StageLayout.of(plan), {})
     assert reason.late is not None
     assert reason.late.place == "office-nx -> home-tx2"
     assert any("office-nx -> home-tx2: forward" in line for line in chain_lines(reason))
+
+
+@pytest.mark.parametrize("there_and_back", [False, True])
+def test_a_device_with_several_stages_has_a_chain_without_gaps_and_the_slow_one_is_named(profile, there_and_back):
+    stages = tuple(
+        Stage(
+            first_unit=first, end_unit=end, replicas=(Replica(devices=(name,), sample_share=1.0, in_flight_limit=64),),
+            micro_batches=equal_spans(24, 6),
+        )
+        for first, end, name in ((0, 3, "lab-0"), (3, 7, "home-tx2"), (7, 10, "office-nx"), (10, 14, "office-tx2"))
+    )  # fmt: skip
+    plan = interleaved(replace(laptop_plan(profile), stages=stages), there_and_back=there_and_back)
+    found, stages = predict(plan, profile), StageLayout.of(plan)
+    forecast = StepForecast(found.trace, found.step_s, stages)
+    trace, step_s = step_of(plan, profile)
+    reason = reason_of(2, step_s, trace, forecast, stages, {})
+    assert reason.chain[0].start_s == 0.0
+    assert reason.chain[0].what.startswith("0F")
+    assert all(a.end_s == pytest.approx(b.start_s) for a, b in zip(reason.chain, reason.chain[1:], strict=False))
+    assert reason.rest_s < 0.1 * step_s
+    assert reason.late is None or reason.late.excess_s < 0.05 * step_s
+    trace, step_s = step_of(plan, slower_device(profile, plan.cluster.device_by_name["home-tx2"].kind, 4.0))
+    late = reason_of(2, step_s, trace, forecast, stages, {}).late
+    assert late is not None
+    assert late.place == "home-tx2"
+    assert late.excess_s > 0.5 * (step_s - forecast.step_s)
 
 
 def test_who_comes_last_to_a_sum_is_the_one_that_others_wait_for():
@@ -106,7 +134,9 @@ def test_who_comes_last_to_a_sum_is_the_one_that_others_wait_for():
         work("a", "0B[0:4]", 0.0, 1.0), work("a", "gradient sum", 1.0, 5.2),
         work("b", "0B[4:8]", 0.0, 5.0), work("b", "gradient sum", 5.0, 5.2),
     )  # fmt: skip
-    chain = StepTrace(Trace(intervals=rows, flows=(), clock="wall"), 0, {"a": 0, "b": 0}).chain()
+    chain = StepTrace(
+        Trace(intervals=rows, flows=(), clock="wall"), 0, StageLayout(stage_of={"a": 0, "b": 0}, before={})
+    ).chain()
     assert [(place, what) for place, what, _, _ in chain] == [("b", "0B[4:8]"), ("b", "gradient sum")]
 
 
@@ -135,7 +165,9 @@ def test_clocks_that_differ_make_no_chain_without_end():
             ("backward", "b", "a", 3.0, 9.5),
         )
     )
-    chain = StepTrace(Trace(intervals=rows, flows=flows, clock="wall"), 0, {"a": 0, "b": 1}).chain()
+    chain = StepTrace(
+        Trace(intervals=rows, flows=flows, clock="wall"), 0, StageLayout(stage_of={"a": 0, "b": 1}, before={0: 0})
+    ).chain()
     assert all(end_s >= start_s for _, _, start_s, end_s in chain)
 
 

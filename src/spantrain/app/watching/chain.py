@@ -1,4 +1,4 @@
-"""Who waited for whom: the chain of work and messages that a step's duration is made of, beside its forecast; in words.
+"""Who waited for whom: the chain of work and messages that a step's duration is made of, beside its forecast.
 
 From the last work of a step back to its first: what a piece of work waited for last is the link before it, whether
 that was the same device's work before it, a message, or another device that came late to a sum. The method is that of
@@ -9,27 +9,57 @@ import contextlib
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from spantrain.core.action import Op
-from spantrain.core.quantities import format_seconds
+from spantrain.core.plan import Plan
 from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.core.trace import Interval, Trace
 
 if TYPE_CHECKING:
-    from spantrain.app.watching.view import Timeline
+    pass
 
 _SWITCH, _SUM = "change to plan", "gradient sum"
 _SPAN = re.compile(r"\[\d{1,9}:\d{1,9}\]$")
+_CUT = re.compile(r"/cut(\d{1,9})\[")
 _LANES = {Op.FORWARD: "forward", Op.BACKWARD: "backward", Op.BACKWARD_INPUT: "backward"}
 """The lane of messages that an action may wait for, and of those that it makes."""
 _LATE = 1.25
 """So many times as long as usual is late."""
 BETWEEN = "between"
+
+
+class StageLayout(Record):
+    """Which stages devices have, and which are joined at a cut."""
+
+    stage_of: Mapping[str, int]
+    """By device, of several the first."""
+    before: Mapping[int, int]
+    """By cut, the stage that ends there; the next one begins there."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> "StageLayout":
+        """Return that of a plan."""
+        return cls(
+            stage_of={device: crew.numbers[0] for crew in plan.crews for device in crew.devices},
+            before={stage.end_unit - 1: number for number, stage in enumerate(plan.stages[:-1])},
+        )
+
+    def ends(self, key: str) -> tuple[str, int, int] | None:
+        """Return the lane of a message between stages, who makes it and who takes it; None: its key is of no such.
+
+        >>> StageLayout(stage_of={}, before={5: 0}).ends("g1/s3/backward/cut5[0:4]")
+        ('backward', 1, 0)
+        """
+        lane, cut = lane_of(key), _CUT.search(key)
+        stage = self.before.get(int(cut[1])) if cut else None
+        if stage is None or lane not in _LANES.values():
+            return None
+        return (lane, stage, stage + 1) if lane == _LANES[Op.FORWARD] else (lane, stage + 1, stage)
 
 
 class ChainPart(Record):
@@ -65,6 +95,9 @@ class StepMessage:
     source: str
     target: str
     lane: str
+    made_by: int
+    taken_by: int
+    """Stages."""
     span: Span
     sent_s: float
     there_s: float
@@ -78,14 +111,14 @@ class StepMessage:
 class StepTrace:
     """One step of a trace, with what each piece of work waited for."""
 
-    def __init__(self, trace: Trace, step: int, stage_of: Mapping[str, int]) -> None:
+    def __init__(self, trace: Trace, step: int, stages: StageLayout) -> None:
         """Take a step of a trace of devices, whose stages are given."""
-        self._stage_of = stage_of
+        self._stage_of = stages.stage_of
         self._work: dict[str, list[Interval]] = defaultdict(list)
-        self._makers: dict[tuple[str, str], list[tuple[int, Interval]]] = defaultdict(list)
-        """By device and lane: the actions that make what it sends there, by their first samples."""
-        self._arrivals: dict[tuple[str, str], list[StepMessage]] = defaultdict(list)
-        """By device and lane, as they came."""
+        self._makers: dict[tuple[str, int, str], list[tuple[int, Interval]]] = defaultdict(list)
+        """By device, stage and lane: the actions that make what it sends there, by their first samples."""
+        self._arrivals: dict[tuple[str, int, str], list[StepMessage]] = defaultdict(list)
+        """By device, stage and lane, as they came."""
         self._sums_end_s: dict[str, float] = {}
         """By device: when a simulated step's gradient sum ends."""
         for one in sorted(trace.intervals, key=lambda one: one.start_s):
@@ -94,14 +127,14 @@ class StepTrace:
             if one.lane == "compute" and not one.name.startswith(_SWITCH):
                 self._work[one.device].append(one)
                 if (action := one.action) is not None and action.op in _LANES:
-                    self._makers[one.device, _LANES[action.op]].append((action.span.lo, one))
+                    self._makers[one.device, action.stage, _LANES[action.op]].append((action.span.lo, one))
             elif one.lane == "sum" and one.name == _SUM:
                 self._sums_end_s[one.device] = one.end_s
         for flow in sorted(trace.flows, key=lambda one: one.received_s):
-            lane, span = lane_of(flow.name), _span_in(flow.name)
-            if flow.step == step and flow.source in stage_of and lane in _LANES.values() and span is not None:
-                message = StepMessage(flow.source, flow.target, lane, span, flow.sent_s, flow.received_s)
-                self._arrivals[flow.target, lane].append(message)
+            ends, span = stages.ends(flow.name), _span_in(flow.name)
+            if flow.step == step and flow.source in self._stage_of and ends is not None and span is not None:
+                message = StepMessage(flow.source, flow.target, *ends, span, flow.sent_s, flow.received_s)
+                self._arrivals[flow.target, message.taken_by, message.lane].append(message)
         for makers in self._makers.values():
             makers.sort(key=lambda one: one[0])
 
@@ -165,7 +198,7 @@ class StepTrace:
         previous = mine[index - 1] if index else None
         message = None
         if (action := node.action) is not None and action.op in _LANES:
-            arrived = reversed(self._arrivals[node.device, _LANES[action.op]])
+            arrived = reversed(self._arrivals[node.device, action.stage, _LANES[action.op]])
             message = next((one for one in arrived if one.span.intersect(action.span)), None)
         if message is not None and (previous is None or message.there_s > previous.end_s):
             maker = self._maker(message)
@@ -175,7 +208,7 @@ class StepTrace:
 
     def _maker(self, message: StepMessage) -> Interval | None:
         """Return the action that made a message's samples, or the last of them."""
-        makers = self._makers[message.source, message.lane]
+        makers = self._makers[message.source, message.made_by, message.lane]
         index = bisect_left(makers, message.span.hi, key=lambda one: one[0])
         found = makers[index - 1][1] if index else None
         if found is None or (action := found.action) is None or found.start_s >= message.there_s:
@@ -200,18 +233,18 @@ def lane_of(key: str) -> str:
 class StepForecast:
     """How long each piece of work and each message should take, from a simulated step."""
 
-    def __init__(self, trace: Trace, step_s: float, stage_of: Mapping[str, int]) -> None:
+    def __init__(self, trace: Trace, step_s: float, stages: StageLayout) -> None:
         """Take the trace of a simulated step, and how long a step takes in all."""
         self.step_s = step_s
         self._seconds: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
         """By place and kind: (samples, seconds)."""
-        self.step = step = StepTrace(trace, max((one.step for one in trace.intervals), default=0), stage_of)
+        self.step = step = StepTrace(trace, max((one.step for one in trace.intervals), default=0), stages)
         for work in step.work():
             if (action := work.action) is not None:
-                self._seconds[work.device, action.op.value].append((action.span.size, work.duration_s))
+                self._seconds[work.device, _kind(work.name)[0]].append((action.span.size, work.duration_s))
         for one, left_s in step.messages():
             self._seconds[f"{one.source} -> {one.target}", one.lane].append((one.span.size, one.there_s - left_s))
-        for device in stage_of:
+        for device in stages.stage_of:
             sum_s = step.sum_s(device)
             if sum_s is not None:
                 self._seconds[device, _SUM].append((1, sum_s))
@@ -235,12 +268,12 @@ def _kind(what: str) -> tuple[str, int]:
     """Return the kind of a part of a chain, and of how many samples it is.
 
     >>> _kind("2F[0:16]"), _kind("forward [0:4]"), _kind("gradient sum")
-    (('F', 16), ('forward', 4), ('gradient sum', 1))
+    (('2F', 16), ('forward', 4), ('gradient sum', 1))
     """
     span = _span_in(what)
     if span is None:
         return what, 1
-    return what.rpartition("[")[0].strip().lstrip("0123456789"), span.size
+    return what.rpartition("[")[0].strip(), span.size
 
 
 class Lateness(Record):
@@ -276,9 +309,9 @@ History = Mapping[str, Sequence[tuple[int, float]]]
 """By place: (step, seconds) of the steps before and of the last, in order."""
 
 
-def reason_of(step: int, duration_s: float, trace: Trace, forecast: StepForecast, stages: Mapping[str, int],
+def reason_of(step: int, duration_s: float, trace: Trace, forecast: StepForecast, stages: StageLayout,
               history: History) -> StepReason:  # fmt: skip
-    """Return why a step of a trace took so long; `stages` has the stage of each device."""
+    """Return why a step of a trace took so long."""
     found = StepTrace(trace, step, stages)
     begin_s = found.start_s
     chain = tuple(
@@ -322,57 +355,3 @@ def _lateness(place: str, excess_s: float, series: Sequence[tuple[int, float]]) 
             break
         since = step
     return Lateness(place=place, excess_s=excess_s, usual_s=usual_s, now_s=series[-1][1], since_step=since)
-
-
-def late_line(reason: StepReason) -> str:
-    """Return one line on a step that took much longer than forecast."""
-    times = reason.duration_s / reason.forecast_s
-    took = f"Step {reason.step + 1} took {format_seconds(reason.duration_s)}, {times:.1f} times its forecast"
-    if reason.late is None or reason.rest_s > reason.late.excess_s:
-        return f"{took}: {format_seconds(reason.rest_s)} of it are outside of its work and messages"
-    return f"{took}: {lateness_text(reason.late)}"
-
-
-def lateness_text(late: Lateness) -> str:
-    """Return who was late, by how much, since when, against what."""
-    what = "the link" if " -> " in late.place else "device"
-    text = f"{what} {late.place} took {format_seconds(late.excess_s)} longer than forecast"
-    if late.usual_s is None or late.now_s is None:
-        return f"{text}; nothing was measured before"
-    compared = f"{format_seconds(late.now_s)} in this step, {format_seconds(late.usual_s)} as a rule"
-    if late.since_step is None:
-        return f"{text}, about as in the steps before ({compared})"
-    return f"{text}, late since step {late.since_step + 1} ({compared})"
-
-
-def chain_lines(reason: StepReason) -> Iterator[str]:
-    """Yield the chain, a line for each part; work in a row on one device is one line."""
-    for group in _together(reason.chain):
-        first, last = group[0], group[-1]
-        spent_s = sum(part.duration_s for part in group)
-        known = [part.forecast_s for part in group if part.forecast_s is not None]
-        forecast = f", forecast {format_seconds(sum(known))}" if known else ""
-        names = [part.what for part in group if part.what != BETWEEN]
-        what = f"{names[0]} to {names[-1]}, {len(names)} in all" if len(names) > 1 else "".join(names) or BETWEEN
-        times = f"{first.start_s:8.3f} s to {last.end_s:8.3f} s"
-        yield f"{times}  {first.place}: {what}: {format_seconds(spent_s)}{forecast}"
-
-
-def unfinished_lines(step: "Timeline", devices: Iterable[str]) -> Iterator[str]:
-    """Yield what each device did last of a step that was never ended."""
-    for device in devices:
-        work = step.work.get(device, ())
-        came = max((message for message in step.messages if message[1] == device), key=lambda one: one[4], default=None)
-        did = f"{work[-1][0]}, ended at {work[-1][2]:.3f} s" if work else "nothing that anybody knows of"
-        heard = f"; the last that came to it: {came[2]} from {came[0]} at {came[4]:.3f} s" if came else ""
-        yield f"{device}: {did}{heard}"
-
-
-def _together(chain: tuple[ChainPart, ...]) -> list[list[ChainPart]]:
-    groups: list[list[ChainPart]] = []
-    for part in chain:
-        if groups and groups[-1][-1].place == part.place and " -> " not in part.place:
-            groups[-1].append(part)
-        else:
-            groups.append([part])
-    return groups

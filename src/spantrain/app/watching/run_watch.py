@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from spantrain.app.reporter import Reporter
 from spantrain.app.watching import view
-from spantrain.app.watching.chain import StepForecast, StepReason, StepTrace, late_line, reason_of
+from spantrain.app.watching.chain import StageLayout, StepForecast, StepReason, StepTrace, reason_of
+from spantrain.app.watching.reason_text import late_line
 from spantrain.config.artefacts import VIEW_FORMAT
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import write_atomically
@@ -160,7 +161,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
         plan, outcome = self._plan, step.outcome
         if plan is None or set(plan.devices) != set(outcome.busy_s):
             return
-        forecast, stages = self._forecast_of(plan), _stages(plan)
+        forecast, stages = self._forecast_of(plan), StageLayout.of(plan)
         trace = StepTrace(step.trace, outcome.step, stages)
         took_s: defaultdict[str, float] = defaultdict(float)
         for message, left_s in trace.messages():
@@ -183,7 +184,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
         step = max((one.step for one in told.values()), default=0)
         trace = Trace.joined([one.trace(device) for device, one in sorted(told.items()) if one.step == step], "wall")
         if self._plan is not None and trace.intervals:
-            found = StepTrace(trace, step, _stages(self._plan))
+            found = StepTrace(trace, step, StageLayout.of(self._plan))
             end_s = max(one.end_s for one in trace.intervals)
             self._unfinished = self._seen(found, step, max(0.0, end_s - found.start_s), self._plan)
 
@@ -192,7 +193,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
             self._predicted = predict(
                 plan, self._profile, optimizer=self._job.optimizer_state, staleness=self._job.staleness
             )
-            self._forecast = StepForecast(self._predicted.trace, self._predicted.step_s, _stages(plan))
+            self._forecast = StepForecast(self._predicted.trace, self._predicted.step_s, StageLayout.of(plan))
         return self._forecast
 
     def _seen(self, found: StepTrace, step: int, duration_s: float, plan: Plan) -> view.Timeline:
@@ -259,7 +260,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
 
     def _devices(self, plan: Plan) -> Iterable[view.SeenDevice]:
         outcome, predicted = self._outcome, self._predicted
-        busy, stages = outcome.busy_s if outcome else {}, _stages(plan)
+        busy, stages = outcome.busy_s if outcome else {}, StageLayout.of(plan).stage_of
         for device in plan.cluster.devices:
             name = device.name
             memory = predicted.memory.get(name) if predicted else None
@@ -310,10 +311,6 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
 def _public(text: str) -> str:
     """Return what is told as others may read it: without what lets workers join, and not without end."""
     return re.sub(r"SPANTRAIN_TOKEN=\S+", "SPANTRAIN_TOKEN=...", text)[:_LONGEST_TEXT]
-
-
-def _stages(plan: Plan) -> dict[str, int]:
-    return {device: crew.numbers[0] for crew in plan.crews for device in crew.devices}
 
 
 def _part(plan: Plan, device: str) -> str:

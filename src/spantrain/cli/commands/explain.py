@@ -182,7 +182,7 @@ def why(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")], json_: Json = False
 ) -> None:
     """Say who waited for whom in the last recorded step of a run, and which device or link made it late, since when."""
-    from spantrain.app.watching.chain import chain_lines, lateness_text, unfinished_lines
+    from spantrain.app.watching.reason_text import chain_lines, lateness_text, unfinished_lines
     from spantrain.app.watching.view import read_view
 
     view = read_view(folder)
