@@ -3,7 +3,9 @@
 import json
 import shutil
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -114,6 +116,18 @@ def test_steps_that_are_done_again_stand_there_once(log, tmp_path):
     assert [one.step for one in log.evaluations] == [0, 2]
 
 
+def test_scalars_of_steps_that_are_done_again_are_given_once_and_their_mean_is_of_each_once(log, monkeypatch):
+    given = []
+    monkeypatch.setattr(log._trackers, "log", lambda scalars, step: given.append((step, scalars["train/loss"])))
+    monkeypatch.setattr(log._request, "options", RunOptions(logging_steps=2))
+    for step in (0, 1, 2):
+        log.step(replace(outcome(step), loss=float(step)), {})
+    log.go_back(1)
+    for step in (1, 2, 3):
+        log.step(replace(outcome(step), loss=float(step)), {})
+    assert given == [(2, 0.5), (4, 2.5)]
+
+
 def test_what_cannot_be_begun_anew_is_told_and_ends_nothing(log, tmp_path):
     log.step(outcome(0), {})
     shutil.rmtree(tmp_path / "run")
@@ -183,6 +197,22 @@ def test_tensorboard_really_writes(tmp_path):
         "train/loss": 2.0,
         "eval/loss": 3.0,
     }
+
+
+def test_tensorboard_shows_steps_that_are_done_again_once(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for first_step, last_step in ((0, 5), (3, 6)):
+        trackers = Trackers(["tensorboard"], run_of(tmp_path, first_step=first_step), pytest.fail)
+        for step in range(first_step + 1, last_step + 1):
+            trackers.log({"train/loss": float(first_step)}, step)
+        trackers.close()
+        time.sleep(1.1)  # its files are named by the second
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [(one.step, one.value) for one in found.Scalars("train/loss")] == [
+        (1, 0.0), (2, 0.0), (3, 0.0), (4, 3.0), (5, 3.0), (6, 3.0)
+    ]  # fmt: skip
 
 
 def test_one_that_fails_is_left_out_and_the_run_goes_on(tmp_path, monkeypatch):

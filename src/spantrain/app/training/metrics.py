@@ -153,9 +153,12 @@ class RunLog:
 
     def __init__(self, request: "TrainRequest", ledger: SampleLedger, reporter: Reporter) -> None:
         resume, self._request, self._ledger, self._reporter = request.resume, request, ledger, reporter
-        self._file = self._begun(resume.content.step if resume else 0, resume.folder.parent.parent if resume else None)
+        self._first_step = resume.content.step if resume else 0
+        self._file = self._begun(self._first_step, resume.folder.parent.parent if resume else None)
         self._trackers: Trackers | None = None
-        self._unlogged: list[float] = []
+        self._logged_step = self._first_step
+        """Up to which scalars of steps were given: those of a step that is done again are not given twice."""
+        self._unlogged: dict[int, float] = {}
         """Losses of steps since scalars were last given."""
         self.evaluations: list[EvaluationMetrics] = []
         """Of this run."""
@@ -170,6 +173,7 @@ class RunLog:
             name=request.options.run_name or request.out.name,
             project=request.options.project,
             folder=request.out / "tensorboard",
+            first_step=self._first_step,
             config={
                 **to_json(request.job),
                 "model": request.plan.model.name,
@@ -217,6 +221,7 @@ class RunLog:
         if steps_done >= self._steps_done:
             return
         self.evaluations = [found for found in self.evaluations if found.step < steps_done]
+        self._unlogged = {step: loss for step, loss in self._unlogged.items() if step <= steps_done}
         try:
             begun = self._begun(steps_done, self._request.out).__enter__()
         except (OSError, ConfigError) as error:
@@ -269,14 +274,17 @@ class RunLog:
         self.epoch, self._steps_done = metrics.epoch, metrics.step
         self._file.write("step", metrics)
         self._reporter.step(outcome, metrics, total)
-        self._unlogged.append(metrics.loss)
-        if options.logging_steps and (metrics.step % options.logging_steps == 0 or metrics.step == total):
+        if not options.logging_steps or metrics.step <= self._logged_step:
+            return
+        self._unlogged[metrics.step] = metrics.loss
+        if metrics.step % options.logging_steps == 0 or metrics.step == total:
             more = {f"link_bytes_per_second/{link}": rate for link, rate in link_rates.items()}
             more |= {
                 f"bubble_ratio/{name}": max(0.0, 1.0 - busy_s / outcome.duration_s)
                 for name, busy_s in outcome.busy_s.items()
             }
-            self._log(metrics.scalars() | {"loss": fmean(self._unlogged)}, metrics.step, more)
+            self._log(metrics.scalars() | {"loss": fmean(self._unlogged.values())}, metrics.step, more)
+            self._logged_step = metrics.step
             self._unlogged.clear()
 
     def _log(self, scalars: Mapping[str, float], step: int, more: Mapping[str, float] | None = None) -> None:

@@ -21,6 +21,8 @@ class TrackedRun(Record):
     """Empty: as the tracker's own environment says, or else the tracker's default."""
     folder: Path
     config: Mapping[str, Any]
+    first_step: int = 0
+    """Steps done before: what the folder has of later ones is done again."""
 
 
 Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], object]]
@@ -28,7 +30,7 @@ Tracker = tuple[Callable[[Mapping[str, float], int], object], Callable[[], objec
 
 
 def _tensorboard(module: Any, run: TrackedRun) -> Tracker:
-    writer = module.SummaryWriter(str(run.folder))
+    writer = module.SummaryWriter(str(run.folder), purge_step=run.first_step + 1 if run.first_step else None)
 
     def log(scalars: Mapping[str, float], step: int) -> None:
         for tag, value in scalars.items():
