@@ -11,7 +11,8 @@ import pytest
 from spantrain.app import worker
 from spantrain.app.live_requests import DRAIN, LOCK_FILE, ask_to_drain, requests_heard
 from spantrain.app.training.run_folder import alone_in
-from spantrain.cli.failure import told_interrupt
+from spantrain.app.training.stop import StopRequest
+from spantrain.cli.failure import graceful_interrupt, told_interrupt
 from spantrain.errors import ConfigError
 from testing.patience import PATIENCE_S
 
@@ -167,3 +168,27 @@ def test_a_closed_terminal_is_told_once_like_sigterm_and_not_where_it_is_ignored
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGHUP)
     assert heard == wanted
+
+
+@pytest.mark.parametrize("first", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGTERM, signal.SIGHUP)])
+def test_the_end_of_a_session_asks_once_and_who_asks_again_is_heard(first, hangup):
+    stop = StopRequest()
+    stop.begun = True
+    hangup(signal.SIG_DFL)
+    with graceful_interrupt(stop.ask, lambda: ""):
+        for number in first:
+            signal.raise_signal(number)
+        assert stop.wanted
+        assert not stop.at_once
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert stop.at_once
+
+
+def test_ctrl_c_behind_a_closed_terminal_is_a_second_request(hangup):
+    asked = []
+    hangup(signal.SIG_DFL)
+    with graceful_interrupt(lambda: bool(asked.append(1)), lambda: ""):
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGINT)
+    assert len(asked) == 2

@@ -56,6 +56,17 @@ def test_columns_that_are_none_are_not_followed(columns, tmp_path):
     assert "drop-NN" in out.read_text()
 
 
+@pytest.mark.parametrize("name", WORDS)
+def test_output_on_a_full_disk_is_one_message(name):
+    with open("/dev/full", "wb") as full:
+        ended = program(WORDS[name], full.fileno())
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.endswith(
+        "Error: what it prints cannot be written: No space left on device; make room, and do it again\n"
+    )
+    assert "traceback" not in ended.stderr.lower()
+
+
 def test_a_log_on_a_full_disk_changes_nothing():
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "spantrain", "explain", "no-such-plan.json"]

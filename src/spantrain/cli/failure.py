@@ -166,15 +166,17 @@ def _stopping_at_once(ends: Callable[[], bool], says: Callable[[], str]) -> Iter
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Handle Ctrl-C, SIGTERM and, unless it is ignored as by nohup, SIGHUP: of that only one that comes first.
 
-    A terminal that is closed sends it twice, by the shell and by the kernel; a session's end sends it after SIGTERM.
+    A terminal that is closed sends it twice, by the shell and by the kernel; a session's end sends it and one SIGTERM,
+    in either order.
     """
-    heard = False
+    heard = set[int]()
 
     def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal heard
-        first, heard = not heard, True
+        again = number == signal.SIGHUP or (number == signal.SIGTERM and heard == {signal.SIGHUP})
+        is_new = not heard or not again
+        heard.add(number)
         _Listened.is_told_to_end = True
-        if first or number != signal.SIGHUP:
+        if is_new:
             handler(number, frame)
 
     numbers = [one for one in _ENDS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
@@ -187,6 +189,7 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
 
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class _Listened(io.FileIO):
@@ -204,7 +207,7 @@ class _Listened(io.FileIO):
             try:
                 left = left[super().write(left) :]
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT) and self.fileno() == 2:
+                if error.errno in NO_ROOM and self.fileno() == 2:
                     break  # the log of a run may lack lines, what was asked for may not
                 if error.errno not in (errno.EIO, errno.EPIPE):
                     raise

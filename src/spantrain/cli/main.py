@@ -18,7 +18,7 @@ from spantrain.cli.commands.machines import doctor, init
 from spantrain.cli.commands.plan import plan
 from spantrain.cli.commands.simulate import simulate
 from spantrain.cli.commands.train import train
-from spantrain.cli.failure import outlive_listeners, software, tell_internal_error
+from spantrain.cli.failure import NO_ROOM, outlive_listeners, software, tell_internal_error
 from spantrain.errors import InternalError, SpanTrainError, UsageError
 from spantrain.plugins import with_plugins
 
@@ -138,6 +138,9 @@ def main(arguments: list[str] | None = None) -> None:
         # So typer and rich end a program whose reader has gone.
         sys.exit(0 if isinstance(end.__context__, BrokenPipeError) else end.code)
     except Exception as error:  # noqa: BLE001 - one of the outermost loops: whatever it is, it is told in one message
+        if isinstance(error, OSError) and error.errno in NO_ROOM and error.filename is None:
+            sys.stderr.write(f"Error: what it prints cannot be written: {error.strerror}; make room, and do it again\n")
+            sys.exit(1)
         sys.stderr.write(f"Error: {_shown(tell_internal_error(error, words))}\n")
         if _TRACEBACK in words:
             traceback.print_exception(error)
