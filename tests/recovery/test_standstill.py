@@ -1,6 +1,7 @@
 """Who is asked and given up when a step does not end, though all devices are heard."""
 
 from itertools import combinations
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 def stood(
-    cut: set[frozenset[str]], until_s: float, *, limit_s: float = 6.0, silent: str = ""
+    cut: set[frozenset[str]], until_s: float, *, limit_s: float = 6.0, silent: str = "", steps: float = inf
 ) -> tuple[Standstill, list[str]]:
     """Three steps of a second, then none; all answer each question at once. Returns what was told, too.
 
@@ -24,7 +25,7 @@ def stood(
     now_s = 3.0
     while now_s < until_s:
         now_s += 0.1
-        told += filter(None, [watch.said(now_s, 3, ("a", "b"))])
+        told += filter(None, [watch.said(now_s, 3, ("a", "b"), steps)])
         if watch.asks(now_s):
             for name in sorted(NAMES, key=lambda name: name != silent):
                 others = [other for other in NAMES if frozenset((name, other)) in cut and name != silent]
@@ -40,6 +41,12 @@ def test_a_long_step_is_told_once_with_who_is_awaited_and_nobody_is_given_up():
     assert told[0].startswith("Step 4 has taken 6.")
     assert "usually 1.0 s: it waits for a, b; all devices reach each other" in told[0]
     assert watch.lost(1e6) == {}
+
+
+def test_behind_the_last_step_no_further_one_is_told_of():
+    _, told = stood(set(), 60.0, steps=3)
+    assert told[0].startswith("All 3 steps are done, and the end has taken 6.")
+    assert "s: it waits for a, b; all devices reach each other" in told[0]
 
 
 def test_a_device_that_no_other_reaches_is_told_of_and_given_up_after_the_limit():

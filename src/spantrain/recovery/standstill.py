@@ -7,6 +7,7 @@ is not trained any further: those are given up without whom all others reach eac
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from math import inf
 
 from spantrain.recovery.detection import LONGEST_SILENCE_S
 
@@ -77,14 +78,16 @@ class Standstill:
             for (one, other), since_s in self._unreached_since_s.items()
         }
 
-    def said(self, now_s: float, step: int, awaited: Collection[str]) -> str:
+    def said(self, now_s: float, step: int, awaited: Collection[str], steps: float = inf) -> str:
         """Return what people are to be told now, once for each standstill.
 
-        `awaited`: who has not ended the step; nobody, where a step may take as long as it likes.
+        `awaited`: who has not ended the step; nobody, where a step may take as long as it likes. `steps`: of the run.
         """
         lasts_s = now_s - self._begun_s
         usual = f", usually {max(self._steps_s):.1f} s" if self._steps_s else ""
         stands = f"Step {step + 1} has taken {lasts_s:.1f} s{usual}"
+        if step >= steps:
+            stands = f"All {steps} steps are done, and the end has taken {lasts_s:.1f} s"
         if self._told or len(self._answered) < len(self._devices):
             return ""
         if self._cut_since_s:

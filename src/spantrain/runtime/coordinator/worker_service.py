@@ -94,7 +94,8 @@ class StandstillWatch:
             if step != self._step:
                 self._step = step
                 self._decides.on_step(now_s)
-            said = self._decides.said(now_s, step, () if self._own_loop else self._barrier.awaited)
+            awaited = () if self._own_loop else self._barrier.awaited
+            said = self._decides.said(now_s, step, awaited, self._barrier.job.steps)
             found = self._decides.asks(now_s), self._decides.lost(now_s)
         if said:
             self._tell(said)
