@@ -199,6 +199,12 @@ def test_the_control_port_is_the_next_and_port_0_takes_any_two(server: ControlSe
     assert str(Address.parse("127.0.0.1:7000").control_neighbour()) == "127.0.0.1:7001"
 
 
+def test_who_dials_the_control_port_is_told_which_is_the_one_to_join_at(server: ControlServer) -> None:
+    address = f"127.0.0.1:{ports_of(server)[1]}"
+    with pytest.raises(UsageError, match=f"what answers at {address} ends the connection at once.*join at its first"):
+        ControlClient.join(address, server.token, name="edge-1", facts={}, timeout_s=600.0)
+
+
 def test_both_socket_files_are_their_owners(tmp_path: Path) -> None:
     made = server_on(f"unix:{tmp_path}/join")
     made.start()

@@ -19,6 +19,7 @@ from spantrain.transport.control.members import check_name
 
 _T = TypeVar("_T")
 _RETRY_PAUSE_S = 0.2
+_SILENT_TIMES = 3
 _DIAL_S = 2.0
 """One attempt to reach the coordinator's machine: a network that was cut and is back is noticed by the next."""
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -189,7 +190,7 @@ def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.
 
     Raises:
         PeerLostError: nobody answered in time, or before `cancelled`.
-        UsageError: what answers does not speak TLS.
+        UsageError: what answers does not speak TLS, or is the port of those who have joined.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # No trust is needed here: the bytes are compared with the token's fingerprint by the caller.
@@ -197,15 +198,22 @@ def fetch_certificate(address: Address, deadline_s: float, cancelled: threading.
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
-    cancelled = cancelled or threading.Event()
+    cancelled, silent = cancelled or threading.Event(), 0
     while True:
         try:
             with address.dial(min(_DIAL_S, _left_s(deadline_s))) as raw, context.wrap_socket(raw) as tls:
                 certificate_der = tls.getpeercert(binary_form=True)
-            assert certificate_der is not None
-            return certificate_der
+                assert certificate_der is not None
+                if tls.recv(1):  # HTTP/2's settings, which a join port sends to everybody
+                    return certificate_der
+            silent, reason = silent + 1, OSError("it ends the connection at once")
+            if silent >= _SILENT_TIMES:
+                raise UsageError(
+                    f"what answers at {address} ends the connection at once, as a {role} does at its second port, for "
+                    "those who have joined; join at its first, the one before, which it printed"
+                )
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
-            reason: OSError = error
+            reason = error
         except ssl.SSLError as error:
             raise UsageError(f"what answers at {address} is not a {role}: {error.reason}") from None
         except OSError as error:
