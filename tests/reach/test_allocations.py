@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spantrain.app.machines.describe import described_cluster
+from spantrain.app.reporter import SilentReporter
+from spantrain.config.cluster_file import parse_cluster
+from spantrain.config.cluster_text import cluster_text
 from spantrain.core.cluster import Host
 from spantrain.errors import ConfigError, UsageError
 from spantrain.reach.allocations import (
@@ -18,7 +22,7 @@ from spantrain.reach.allocations import (
     node_names,
     slurm_machines,
 )
-from testing.machines import tool
+from testing.machines import machine, tool
 
 STEM = st.text("abcxyz-", min_size=1, max_size=4).filter(lambda text: text[0] != "-")
 
@@ -117,6 +121,18 @@ def test_hosts_of_a_cluster_are_reached_at_their_addresses():
     assert (far.name, far.way, far.target) == ("far", "ssh", "192.0.2.250")
     assert near.way == "local"
     assert (unnamed.way, unnamed.target) == ("ssh", "n")
+
+
+def test_an_inventorys_interpreter_goes_with_its_host_by_the_cluster_file(tmp_path):
+    path = tmp_path / "inventory.yaml"
+    path.write_text("- {ssh: me@192.0.2.7, name: desk, python: ~/env/bin/python}\n- {ssh: lab1, name: lab}\n")
+    machines = inventory_machines(path, python="python3")
+    found = [replace(machine(one.name), machine=one) for one in machines]
+    described = described_cluster(found, name="c", measure=False, reporter=SilentReporter()).cluster
+    cluster = parse_cluster(cluster_text(described), source="cluster.yaml")
+    assert cluster.hosts == described.hosts
+    assert [one.python for one in host_machines(cluster.hosts)] == ["~/env/bin/python", "python3"]
+    assert [one.python for one in host_machines(cluster.hosts, python="p")] == ["p", "p"]
 
 
 def test_a_host_of_this_machines_name_is_here_unless_ssh_is_said(monkeypatch):

@@ -252,7 +252,7 @@ def _read_hosts(
     names: list[str] = []
     for item in items:
         row = item.table(
-            required=("name", "devices"), optional=("count", "address", "ssh", "backend", "memory", "inside")
+            required=("name", "devices"), optional=("count", "address", "ssh", "python", "backend", "memory", "inside")
         )
         base = row["name"].name() if "name" in row else ""
         count = row["count"].count(most=MAX_DEVICES) if "count" in row else None
@@ -272,7 +272,7 @@ def _read_hosts(
             if name:
                 host = Host(
                     name=name, site=site, devices=(), memory_bytes=memory_bytes, inside_bandwidth_bytes_per_s=inside,
-                    **reached,
+                    python=row["python"].text() if "python" in row else None, **reached,
                 )  # fmt: skip
                 if not _place(host, devices, item, draft):
                     return tuple(names)

@@ -67,7 +67,7 @@ def _site(site: Site, cluster: Cluster) -> Iterator[str]:
 
 def _host(host: Host, cluster: Cluster) -> Iterator[str]:
     yield f"      - name: {_text(host.name)}"
-    for key, text in (("address", host.address), ("ssh", host.ssh)):
+    for key, text in (("address", host.address), ("ssh", host.ssh), ("python", host.python)):
         if text is not None:
             yield f"        {key}: {_text(text)}"
     if host.memory_bytes is not None:

@@ -80,6 +80,8 @@ class Host(Record, where="host {0.name}"):
     """Of the processor; None: as far as it is not a device's, it is not known."""
     ssh: str | None = None
     """What ssh calls it, [USER@]HOST; None: its address, or its name."""
+    python: str | None = None
+    """Its interpreter that has SpanTrain, for who reaches it by ssh; None: `python3`."""
 
     inside_bandwidth_bytes_per_s: Annotated[float | None, Bounds(over=0)] = None
     """Between two of its devices; None: nobody says, and `INSIDE_BYTES_PER_S` is taken."""

@@ -14,7 +14,7 @@ from spantrain.config.files.yaml_fields import parse_yaml
 from spantrain.core.cluster import Host
 from spantrain.core.names import is_name
 from spantrain.errors import ConfigError, UsageError, WorkerError
-from spantrain.reach.machines import Machine, Way, run_tool, this_machine
+from spantrain.reach.machines import PYTHON, Machine, Way, run_tool, this_machine
 
 MAX_MACHINES = 1024
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -77,8 +77,12 @@ def inventory_machines(path: Path, *, python: str, options: Sequence[str] = ()) 
     return machines
 
 
-def host_machines(hosts: Iterable[Host], *, python: str, options: Sequence[str] = ()) -> tuple[Machine, ...]:
+def host_machines(
+    hosts: Iterable[Host], *, python: str | None = None, options: Sequence[str] = ()
+) -> tuple[Machine, ...]:
     """Return the hosts of a cluster: by ssh as it calls them, or else their address or name; those here without.
+
+    `python`: the interpreter there, in the place of the hosts' own.
 
     Raises:
         UsageError: an address is none.
@@ -90,7 +94,8 @@ def host_machines(hosts: Iterable[Host], *, python: str, options: Sequence[str] 
         if is_here:
             machine = this_machine(host.name)
         else:
-            (machine,) = named_machines([host.ssh or host.address or host.name], "ssh", python=python, options=options)
+            target, own = host.ssh or host.address or host.name, python or host.python or PYTHON
+            (machine,) = named_machines([target], "ssh", python=own, options=options)
         found.append(replace(machine, name=host.name, site=host.site))
     return tuple(found)
 

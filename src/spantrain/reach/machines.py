@@ -24,6 +24,8 @@ from spantrain.errors import Interrupted, PeerLostError, ProtocolError, UsageErr
 
 A = TypeVar("A")
 B = TypeVar("B")
+PYTHON = "python3"
+"""The interpreter, where nobody names one."""
 Way = Literal["local", "ssh", "slurm", "kubernetes"]
 
 MAX_ANSWER_BYTES = 2**20
@@ -51,7 +53,7 @@ class Machine(Record):
     way: Way
     target: str = ""
     """What the way calls it: [USER@]HOST of ssh, a node of Slurm, a pod; nothing for this machine."""
-    python: str = "python3"
+    python: str = PYTHON
     """The interpreter there; that of an environment that has SpanTrain, where there is one."""
     options: tuple[str, ...] = ()
     """Further words for ssh, srun or kubectl, such as `-F FILE` or `--namespace NAME`."""

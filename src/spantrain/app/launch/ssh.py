@@ -18,7 +18,7 @@ from spantrain.core.names import few
 from spantrain.errors import ConfigError, PeerLostError
 from spantrain.reach.allocations import host_machines
 from spantrain.reach.kept import KeptMachine
-from spantrain.reach.machines import Machine, at_once
+from spantrain.reach.machines import PYTHON, Machine, at_once
 
 T = TypeVar("T")
 _NEEDED = ("spantrain", "torch")
@@ -83,9 +83,9 @@ class SshWorkers(LaunchedWorkers):
         """Return a host of the cluster as it is reached."""
         entry = self.wanted.cluster.host_by_name[host]
         place = (host, entry.site)
-        (found,) = host_machines([entry], python="python3", options=self.options.words_at(place))
+        (found,) = host_machines([entry], options=self.options.words_at(place))
         # In a container it is the container's own, if nothing is said.
-        return replace(found, python=self.options.python_at(place, "python3" if self.options.image else found.python))
+        return replace(found, python=self.options.python_at(place, PYTHON if self.options.image else found.python))
 
     def within(self) -> list[str]:
         """Return the words that run a command in a container; none without an image.

@@ -5,7 +5,6 @@ and kinds that nobody has described, measured.
 import datetime
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from spantrain.reach.facts import (
     read_answer,
     read_facts,
 )
-from spantrain.reach.machines import MAX_ANSWER_BYTES, Machine, run_python, this_machine
+from spantrain.reach.machines import MAX_ANSWER_BYTES, PYTHON, Machine, run_python, this_machine
 from spantrain.reach.pairs import Pair, PairPrograms, PairReport, addresses_of, load_ways, pairs_of, try_ways
 from spantrain.runtime.launch.environment import Environment
 
@@ -86,6 +85,7 @@ class ClusterDraft:
                     devices=tuple(device.name for device in devices if device.host == one.machine.name),
                     address=self._address(one),
                     ssh=one.machine.target if one.machine.way == "ssh" else None,
+                    python=one.machine.python if one.machine.way == "ssh" and one.machine.python != PYTHON else None,
                     memory_bytes=_beside_devices(one),
                 )
                 for site in names for one in self.machines if sites[one.machine.name] == site
@@ -374,6 +374,6 @@ def gathered_cluster(*, name: str, reporter: Reporter) -> InitOutcome | None:
     except (DistError, RuntimeError, OSError) as error:
         raise PeerLostError(f"torchrun's store at {launch.master_address}: {str(error)[:300]}") from None
     facts = [read_facts(text, f"answer of rank {rank}") for rank, text in enumerate(texts) if text]
-    machines = named_machines((one.hostname for one in facts), "ssh", python=sys.executable)
+    machines = named_machines((one.hostname for one in facts), "ssh", python=PYTHON)
     found = [FoundMachine(machine=machine, facts=one) for machine, one in zip(machines, facts, strict=True)]
     return described_cluster(found, name=name, measure=False, reporter=reporter)

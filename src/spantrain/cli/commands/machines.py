@@ -163,7 +163,7 @@ class DoctorArguments(MachineOptions):
 
 
 @shared.with_options(DoctorArguments)
-def doctor(asked: DoctorArguments, _: typer.Context) -> None:
+def doctor(asked: DoctorArguments, context: typer.Context) -> None:
     """Check machines and what goes between them, each line with a remedy; exit 1 where something would fail."""
     from spantrain.app.machines.checks import line_of
     from spantrain.app.machines.doctor import DoctorOptions, examine
@@ -180,7 +180,8 @@ def doctor(asked: DoctorArguments, _: typer.Context) -> None:
     if cluster and not asked.given:  # where all are emulated, this machine
         own = cluster.device_by_name
         real = [host for host in cluster.hosts if any(not own[name].emulated for name in host.devices)]
-    machines = host_machines(real, python=asked.python, options=asked.ssh_words) if real else asked.machines()
+    python = asked.python if "python" in shared.given_options(context) else None
+    machines = host_machines(real, python=python, options=asked.ssh_words) if real else asked.machines()
     with clean_interrupt("doctor"), TerminalReporter(tables=not asked.json_) as reporter:
         report = examine(machines, options, reporter)
     if asked.json_:
