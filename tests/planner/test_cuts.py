@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spantrain.planner.assembly.assemble import least_largest
-from spantrain.planner.strategies.spantrain_dp.tables import HopTable, SlotTable, best_cuts
+from spantrain.planner.strategies.spantrain.tables import HopArrays, SlotArrays
+from spantrain.planner.strategies.spantrain_dp.search import best_cuts
 
 
 def objective(slots, hops, begins):
@@ -33,10 +34,12 @@ def tables(rng, units, count):
         work = rng.uniform(0.1, 5, units)
         run, turn = spans(work), np.where(np.isinf(spans(work)), 0.0, spans(work * rng.uniform(0, 0.5)))
         run[rng.random(run.shape) < 0.1] = np.inf
-        slots.append(SlotTable(run=run, turn=turn, rate=1.0))
+        slots.append(
+            SlotArrays(run=run, sums=np.zeros_like(run), back=turn, turn=turn, pace=turn, refills=np.ones_like(run))
+        )
     for _ in range(count - 1):
         turn, busy = rng.uniform(0, 2, units + 1), rng.uniform(0, 10, units + 1)
-        hops.append(HopTable(turn=turn, busy=busy, least_busy=0.0, latency_s=0.0))
+        hops.append(HopArrays(back=turn, turn=turn, busy=busy))
     return slots, hops
 
 

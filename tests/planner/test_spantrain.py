@@ -7,12 +7,18 @@ from hypothesis import strategies as st
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.step import StepCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ProfileError
+from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.groups import group_devices
 from spantrain.planner.request import Constraints, JobSpec, PlanRequest
 from spantrain.planner.strategies.baselines import single_device, single_site
-from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate
-from spantrain.planner.strategies.spantrain_dp.strategy import build_plan, candidates, spantrain_dp
-from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
+from spantrain.planner.strategies.spantrain.strategy import build_plan
+from spantrain.planner.strategies.spantrain.tables import WayTables
+from spantrain.planner.strategies.spantrain.ways import Slot
+from spantrain.planner.strategies.spantrain_dp.strategy import candidates, spantrain_dp
+
+
+def slot_of(*devices):
+    return Slot(members=tuple(ReplicaDevices((name,), (1.0,)) for name in devices), even=False)
 
 
 def plan_spantrain_dp(profile, job):
@@ -101,10 +107,9 @@ def test_less_memory_spreads_the_model_and_limits_samples_in_flight(preset_profi
 
 def test_replicas_share_samples_by_capacity(make_cluster, make_graph, make_profile):
     profile = make_profile(make_cluster({"lab": {"fast": 0.03, "slow": 0.01}}), make_graph(4))
-    tables = SlotTables(profile, JobSpec(global_batch=32))
-    assert tables.shares(("fast", "slow"), range(6), 16) == (12, 4)
-    candidate = DomainCandidate(order=("lab",), slots=(("fast", "slow"),), size=16, bound_s=0, begins=(0, 6))
-    plan = build_plan(tables, candidate).plan
+    tables, slot = WayTables(profile, JobSpec(global_batch=32)), slot_of("fast", "slow")
+    assert tables.counts(slot, range(6), 16) == (12, 4)
+    plan = build_plan(tables, (slot,), (0, 6), 16)
     assert [replica.sample_share for replica in plan.stages[0].replicas] == [12.0, 4.0]
     assert [span.size for span in plan.stages[0].replica_spans(1)] == [4, 4]
 
@@ -170,13 +175,11 @@ def test_the_chosen_cuts_are_near_the_best_of_all(make_cluster, make_graph, make
     profile = make_profile(make_cluster({"a": {"d0": 0.01}, "b": {"d1": 0.02}, "c": {"d2": 0.015}}), make_graph(6))
     job = JobSpec(global_batch=32)
     chosen = plan_spantrain_dp(profile, job)
-    tables, cost = SlotTables(profile, job), StepCost(profile)
-    slots = tuple(stage.devices for stage in chosen.plan.stages)
+    tables, cost = WayTables(profile, job), StepCost(profile)
+    slots = tuple(slot_of(*stage.devices) for stage in chosen.plan.stages)
     size = chosen.plan.stages[0].micro_batches[0].size
     best = min(
-        cost.estimate(
-            build_plan(tables, DomainCandidate(order=(), slots=slots, size=size, bound_s=0, begins=begins)).plan
-        ).step_s
+        cost.estimate(build_plan(tables, slots, begins, size)).step_s
         for begins in ((0, *cuts, 8) for cuts in combinations(range(1, 8), len(slots) - 1))
     )
     assert chosen.own_estimate_s <= best * 1.01

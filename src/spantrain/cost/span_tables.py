@@ -32,7 +32,7 @@ from spantrain.formats.registry import WireFormat
 Array = NDArray[np.float64]
 
 _ONE_BY_ONE_UP_TO = 64
-"""Samples, up to which each is given to the device that would end soonest with it; more go in proportion to speed."""
+"""Samples, up to which each is given to whoever would end soonest with it; more go in proportion to speed."""
 _MANY_BYTES = 64 * 2**20
 """A sum in which bytes weigh more than latency."""
 
@@ -107,19 +107,7 @@ class SpanTables:
         return sum(self.compute.kind_seconds(units, kind, op, samples) for op in SPLIT_OPS)
 
     def _divided(self, kinds: tuple[str, ...], units: range, samples: int) -> tuple[int, ...]:
-        if len(kinds) == 1:
-            return (samples,)
-        if samples > _ONE_BY_ONE_UP_TO:
-            even = max(samples // len(kinds), 1)
-            return apportion(samples, [1 / max(self.kind_seconds(kind, units, even), 1e-12) for kind in kinds])
-        parts = [0] * len(kinds)
-        heap = [(self.kind_seconds(kind, units, 1), index) for index, kind in enumerate(kinds)]
-        heapq.heapify(heap)
-        for _ in range(samples):
-            index = heap[0][1]
-            parts[index] += 1
-            heapq.heapreplace(heap, (self.kind_seconds(kinds[index], units, parts[index] + 1), index))
-        return tuple(parts)
+        return soonest(samples, [partial(self.kind_seconds, kind, units) for kind in kinds])
 
     def _seconds(self, devices: tuple[str, ...], tp_shares: tuple[float, ...], op: Op, samples: int) -> Array:
         return np.array(self.groups.prefix_seconds(devices, tp_shares, op, samples))[self.points]
@@ -160,6 +148,23 @@ class SpanTables:
         )
         up, down = (np.array([0.0, *row, 0.0])[self.points] for row in rows)
         return up, down
+
+
+def soonest(samples: int, seconds: Sequence[Callable[[int], float]]) -> tuple[int, ...]:
+    """Divide samples so that whoever ends last ends soonest, by what each takes for so many; some may get none."""
+    if len(seconds) == 1:
+        return (samples,)
+    if samples > _ONE_BY_ONE_UP_TO:
+        even = max(samples // len(seconds), 1)
+        return apportion(samples, [1 / max(own(even), 1e-12) for own in seconds])
+    parts = [0] * len(seconds)
+    heap = [(own(1), index) for index, own in enumerate(seconds)]
+    heapq.heapify(heap)
+    for _ in range(samples):
+        index = heap[0][1]
+        parts[index] += 1
+        heapq.heapreplace(heap, (seconds[index](parts[index] + 1), index))
+    return tuple(parts)
 
 
 def in_flight_bytes(

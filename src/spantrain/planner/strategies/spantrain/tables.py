@@ -9,15 +9,12 @@ from numpy.typing import NDArray
 
 from spantrain.core.action import SPLIT_OPS, Op
 from spantrain.core.profile import Profile
-from spantrain.core.shares import shares_of
+from spantrain.core.shares import MemberShare, shares_of
 from spantrain.core.span import apportion
-from spantrain.cost.span_tables import Array, HopRates, RingRate, hop_rates, over_spans
+from spantrain.cost.span_tables import Array, HopRates, RingRate, hop_rates, over_spans, soonest
 from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.request import JobSpec
 from spantrain.planner.strategies.spantrain.ways import Slot, Way
-
-_MAX_MOVES = 32
-"""Samples moved one by one from the slowest member to the one that ends soonest."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -106,28 +103,20 @@ class WayTables:
         members = slot.members
         if slot.even or len(members) == 1:
             return apportion(size, [1.0] * len(members))
-        even = max(1, size // len(members))
-        parts = list(apportion(size, [1 / max(self.seconds(member, units, even), 1e-12) for member in members]))
-        for _ in range(_MAX_MOVES):
-            times = [self.seconds(member, units, part) for member, part in zip(members, parts, strict=True)]
-            slowest = max(range(len(parts)), key=times.__getitem__)
-            more = [self.seconds(member, units, part + 1) for member, part in zip(members, parts, strict=True)]
-            soonest = min(range(len(parts)), key=more.__getitem__)
-            if more[soonest] >= times[slowest]:
-                break
-            parts[slowest] -= 1
-            parts[soonest] += 1
-        return tuple(parts)
+        return soonest(size, [partial(self.seconds, member, units) for member in members])
 
     def refills(self, slot: Slot, counts: Sequence[int], size: int) -> Array:
         """Return how often memory is filled with units i to j-1, as [i, j]; infinite if no micro-batch fits."""
         found = np.where(self.spans.above, 1.0, np.inf)
         micro_batches = self.job.global_batch / size
+        devices, alike = self.profile.cluster.device_by_name, dict[object, tuple[str, MemberShare, int]]()
         for member, count in zip(slot.members, counts, strict=True):
             for name, share in zip(member.devices, shares_of(member.tp_shares), strict=True):
-                left = self.profile.cluster.device_by_name[name].memory_bytes - self.spans.need(name, 0, count, share)
-                at_once = np.floor(left / np.maximum(count * self.spans.in_flight(share), 1.0))
-                found = np.maximum(found, np.where(at_once >= 1, micro_batches / np.maximum(at_once, 1.0), np.inf))
+                alike.setdefault((devices[name].make, share, count), (name, share, count))
+        for name, share, count in alike.values():
+            left = devices[name].memory_bytes - self.spans.need(name, 0, count, share)
+            at_once = np.floor(left / np.maximum(count * self.spans.in_flight(share), 1.0))
+            found = np.maximum(found, np.where(at_once >= 1, micro_batches / np.maximum(at_once, 1.0), np.inf))
         return np.asarray(found)
 
     def _slot(self, slot: Slot, size: int) -> SlotArrays | None:

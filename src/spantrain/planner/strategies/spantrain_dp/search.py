@@ -4,17 +4,24 @@ A domain is a first-level group; a layout sets its devices up as slots (future s
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import chain, combinations, pairwise, product
 from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
 
 from spantrain.core.profile import Profile
+from spantrain.cost.span_tables import Array
+from spantrain.planner.assembly.assemble import ReplicaDevices, begins_by
 from spantrain.planner.groups import DeviceGroup, few_orders, message_seconds, orders_to_try
-from spantrain.planner.strategies.spantrain_dp.tables import Slot, SlotTables, best_cuts
+from spantrain.planner.strategies.spantrain.tables import HopArrays, SlotArrays, WayTables
+from spantrain.planner.strategies.spantrain.ways import Slot, Way
 
-Layout = tuple[Slot, ...]
+Layout = tuple[tuple[str, ...], ...]
+"""The devices of each slot, which will be the replicas of one stage."""
 
 _ALL_ORDERS_UP_TO = 5
 
@@ -80,7 +87,7 @@ def _device_sets(group: DeviceGroup, profile: Profile) -> Iterator[tuple[str, ..
     yield (by_speed[-1],)
 
 
-def _partitions(subgroups: tuple[Slot, ...], profile: Profile) -> Iterator[Layout]:
+def _partitions(subgroups: Layout, profile: Profile) -> Iterator[Layout]:
     devices = tuple(device for part in subgroups for device in part)
     if not devices:
         return
@@ -99,7 +106,7 @@ def _partitions(subgroups: tuple[Slot, ...], profile: Profile) -> Iterator[Layou
         yield (lone, *large)
 
 
-def _by_host(devices: Sequence[str], profile: Profile) -> list[Slot]:
+def _by_host(devices: Sequence[str], profile: Profile) -> list[tuple[str, ...]]:
     hosts: dict[str, list[str]] = {}
     for name in devices:
         hosts.setdefault(profile.cluster.device_by_name[name].host, []).append(name)
@@ -133,7 +140,7 @@ class DomainCandidate:
     """Domains in order, their slots, a micro-batch size, and (once solved) where the cuts are."""
 
     order: tuple[str, ...]
-    slots: tuple[Slot, ...]
+    slots: Way
     size: int
     bound_s: float
     value_s: float = float("inf")
@@ -142,7 +149,7 @@ class DomainCandidate:
     @property
     def devices(self) -> tuple[str, ...]:
         """All devices in use."""
-        return tuple(device for slot in self.slots for device in slot)
+        return tuple(device for slot in self.slots for device in slot.devices)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,16 +162,16 @@ class SearchResult:
     """By device: the smallest bound of any candidate with it."""
 
 
-@dataclass(frozen=True)
-class _LayoutBound:
-    """What a layout adds to a bound, for one micro-batch size."""
+class _WayBound(NamedTuple):
+    """What slots that follow each other add to a bound, for one micro-batch size."""
 
     rate: float
+    """Steps per second if each held the whole model, memory aside; added up."""
     busy: float
-    latency: float
+    turn: float
 
 
-def search(tables: SlotTables, groups: Sequence[DeviceGroup]) -> SearchResult:
+def search(tables: WayTables, groups: Sequence[DeviceGroup]) -> SearchResult:
     """Enumerate the candidates, then solve them by rising bound until the rest cannot be near the best."""
     waiting = sorted(_enumerate(tables, groups), key=lambda candidate: candidate.bound_s)
     least: dict[str, float] = {}
@@ -184,26 +191,63 @@ def search(tables: SlotTables, groups: Sequence[DeviceGroup]) -> SearchResult:
     return SearchResult(solved=tuple(solved), least_bound_s=least)
 
 
-def _solve(tables: SlotTables, candidate: DomainCandidate) -> DomainCandidate | None:
+def _solve(tables: WayTables, candidate: DomainCandidate) -> DomainCandidate | None:
     slots = [tables.slot(slot, candidate.size) for slot in candidate.slots]
-    hops = [tables.hop(a, b, candidate.size) for a, b in zip(candidate.slots[:-1], candidate.slots[1:], strict=True)]
+    hops = [tables.hop(a, b, candidate.size) for a, b in pairwise(candidate.slots)]
     value_s, begins = best_cuts([slot for slot in slots if slot is not None], hops)
     return None if value_s == float("inf") else replace(candidate, value_s=value_s, begins=begins)
 
 
-def _enumerate(tables: SlotTables, groups: Sequence[DeviceGroup]) -> Iterator[DomainCandidate]:
+def best_cuts(slots: Sequence[SlotArrays], hops: Sequence[HopArrays]) -> tuple[float, tuple[int, ...]]:
+    """Place the cuts so that the paper's objective is least, exactly (Chinese paper, section 2.2 and figure 6).
+
+    The objective is equation 1 with the critical slot c found by the maximum: everything that a micro-batch passes
+    before c, on the way up (equation 2) and down (equation 4), plus the run and weight sync of c (equations 3, 5);
+    a link that is busier than any slot rules in the same way. It nests, so that one value per (slot, unit) is
+    enough: V_k(i) = min over j of max(run_k(i,j), turn_k(i,j) + hop_k(j) + max(V_k+1(j), busy_k(j))).
+
+    Returns the seconds (infinite if nothing fits) and the unit in front of which each slot begins, then the end.
+    """
+    units = slots[0].run.shape[0] - 1
+    value: Array = (slots[-1].run + slots[-1].sums)[:, units]
+    choices: list[np.ndarray] = []
+    for slot, hop in zip(reversed(slots[:-1]), reversed(hops), strict=True):
+        beyond = hop.turn + np.maximum(value, hop.busy)
+        table = np.maximum(slot.run + slot.sums, slot.turn + beyond[None, :])
+        choice = table.argmin(axis=1)
+        value = table[np.arange(units + 1), choice]
+        choices.append(choice)
+    return float(value[0]), begins_by(choices, units)
+
+
+def _enumerate(tables: WayTables, groups: Sequence[DeviceGroup]) -> Iterator[DomainCandidate]:
     orders = domain_orders(groups, tables.profile)
-    alone = {group.name: domain_layouts(group, tables.profile, 4) for group in groups}
-    among = {group.name: domain_layouts(group, tables.profile, 2) for group in groups}
+    alone = {group.name: _ways(domain_layouts(group, tables.profile, 4)) for group in groups}
+    among = {group.name: _ways(domain_layouts(group, tables.profile, 2)) for group in groups}
     allowance = max(_CONFIGURATIONS // len(orders), _MIN_PER_ORDER)
-    sketch = cache(partial(_sketch, tables))
+    bounds = _WayBounds(tables)
     for order in orders:
         choices = [alone[order[0].name]] if len(order) == 1 else _trimmed([among[g.name] for g in order], allowance)
-        for layouts in product(*choices):
-            yield from _sized(tables, order, layouts, sketch)
+        names = tuple(group.name for group in order)
+        for ways in product(*choices):
+            slots = tuple(slot for way in ways for slot in way)
+            for size in tables.job.micro_batch_sizes() if len(slots) <= tables.units else ():
+                bound_s = bounds.of(ways, size)
+                if bound_s is not None:
+                    yield DomainCandidate(order=names, slots=slots, size=size, bound_s=bound_s)
 
 
-def _trimmed(choices: list[tuple[Layout, ...]], allowance: int) -> list[tuple[Layout, ...]]:
+def _ways(layouts: Sequence[Layout]) -> tuple[Way, ...]:
+    """Return layouts with every device as a replica by itself, the samples of a slot by capacity."""
+
+    @cache
+    def slot(devices: tuple[str, ...]) -> Slot:
+        return Slot(members=tuple(ReplicaDevices((name,), (1.0,)) for name in devices), even=False)
+
+    return tuple(tuple(map(slot, layout)) for layout in layouts)
+
+
+def _trimmed(choices: list[tuple[Way, ...]], allowance: int) -> list[tuple[Way, ...]]:
     """Shorten the longest lists (their ends: fewest devices) until the product is within the allowance."""
     while math.prod(map(len, choices)) > allowance and max(map(len, choices)) > 1:
         longest = max(range(len(choices)), key=lambda index: len(choices[index]))
@@ -211,39 +255,35 @@ def _trimmed(choices: list[tuple[Layout, ...]], allowance: int) -> list[tuple[La
     return choices
 
 
-def _sized(
-    tables: SlotTables,
-    order: tuple[DeviceGroup, ...],
-    layouts: tuple[Layout, ...],
-    sketch: Callable[[Layout, int], _LayoutBound | None],
-) -> Iterator[DomainCandidate]:
-    slots = tuple(slot for layout in layouts for slot in layout)
-    if len(slots) > tables.units:
-        return
-    names = tuple(group.name for group in order)
-    for size in tables.job.micro_batch_sizes():
-        parts = [part for layout in layouts if (part := sketch(layout, size)) is not None]
-        if len(parts) == len(layouts):
-            bound_s = _bound(tables, layouts, parts, size)
-            yield DomainCandidate(order=names, slots=slots, size=size, bound_s=bound_s)
+class _WayBounds:
+    """What no cuts of ways that follow each other can be much under."""
 
+    def __init__(self, tables: WayTables) -> None:
+        self._tables = tables
+        self._of_way, self._rate, self._hop = cache(self._of_way_alone), cache(self._rate_of), cache(self._hop_of)
 
-def _sketch(tables: SlotTables, layout: Layout, size: int) -> _LayoutBound | None:
-    rate = busy = latency = 0.0
-    for slot in layout:
-        table = tables.slot(slot, size)
-        if table is None:
+    def of(self, ways: Sequence[Way], size: int) -> float | None:
+        """Return the seconds for micro-batches of a size; None where a device would get no sample."""
+        parts = [part for way in ways if (part := self._of_way(way, size)) is not None]
+        if len(parts) < len(ways):
             return None
-        rate += table.rate
-    for a, b in pairwise(layout):
-        hop = tables.hop(a, b, size)
-        busy, latency = max(busy, hop.least_busy), latency + hop.latency_s
-    return _LayoutBound(rate, busy, latency)
+        parts += [self._hop(a[-1], b[0], size) for a, b in pairwise(ways)]
+        return max(1 / sum(p.rate for p in parts), *(p.busy for p in parts)) + sum(p.turn for p in parts)
 
+    def _of_way_alone(self, way: Way, size: int) -> _WayBound | None:
+        rates = [self._rate(slot, size) for slot in way]
+        if min(rates) == 0:
+            return None
+        hops = [self._hop(a, b, size) for a, b in pairwise(way)]
+        return _WayBound(sum(rates), max((hop.busy for hop in hops), default=0.0), sum(hop.turn for hop in hops))
 
-def _bound(tables: SlotTables, layouts: Sequence[Layout], parts: Sequence[_LayoutBound], size: int) -> float:
-    rate, busy, latency = sum(p.rate for p in parts), max(p.busy for p in parts), sum(p.latency for p in parts)
-    for a, b in pairwise(layouts):
-        hop = tables.hop(a[-1], b[0], size)
-        busy, latency = max(busy, hop.least_busy), latency + hop.latency_s
-    return max(1 / rate, busy) + latency
+    def _rate_of(self, slot: Slot, size: int) -> float:
+        """Return the steps per second of a slot that holds the whole model; 0 if a device would get no sample."""
+        units = range(self._tables.units)
+        counts = self._tables.counts(slot, units, size)
+        slowest_s = max(self._tables.seconds(one, units, n) for one, n in zip(slot.members, counts, strict=True))
+        return 0.0 if min(counts) == 0 else size / self._tables.job.global_batch / max(slowest_s, 1e-12)
+
+    def _hop_of(self, source: Slot, target: Slot, size: int) -> _WayBound:
+        hop = self._tables.hop(source, target, size)
+        return _WayBound(0.0, float(hop.busy[1:-1].min()), float(hop.turn[1:-1].min()))

@@ -12,14 +12,15 @@ from operator import attrgetter
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
-from spantrain.cost.step import StepEstimate
+from spantrain.cost.step import StepCost, StepEstimate
 from spantrain.errors import InfeasiblePlanError
-from spantrain.planner.assembly.assemble import Row, infeasible, stages_between
+from spantrain.planner.assembly.assemble import infeasible
 from spantrain.planner.groups import DeviceGroup, group_devices
 from spantrain.planner.request import JobSpec, PlanRequest, Proposal
 from spantrain.planner.strategies.score import few_of_each
+from spantrain.planner.strategies.spantrain.strategy import build_plan
+from spantrain.planner.strategies.spantrain.tables import WayTables
 from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult, search
-from spantrain.planner.strategies.spantrain_dp.tables import SlotTables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,22 +83,16 @@ def _slower(other: DomainCandidate, chosen: DomainCandidate) -> str:
     return f"{abs(percent):.0f} % {word} by the dynamic programme's model ({format_seconds(other.value_s)})"
 
 
-def build_plan(tables: SlotTables, candidate: DomainCandidate) -> _BuiltCandidate | None:
-    """Return a solved candidate with its plan and estimate, or None if a replica's samples do not fit."""
-
-    def rows(number: int, timed: range) -> list[Row]:
-        devices = candidate.slots[number]
-        shares = tables.shares(devices, timed, candidate.size)
-        return [((one,), n, (1.0,)) for one, n in zip(devices, shares, strict=True)]
-
-    stages = stages_between(candidate.begins, candidate.size, tables.job, tables.memory, rows)
-    if stages is None:
+def _built(tables: WayTables, cost: StepCost, candidate: DomainCandidate) -> _BuiltCandidate | None:
+    """Return a solved candidate as a plan, with its estimate; None if a replica's samples do not fit."""
+    plan = build_plan(tables, candidate.slots, candidate.begins, candidate.size)
+    if plan is None:
         return None
-    plan = tables.job.plan_of(tables.profile, stages, strategy="spantrain-dp")
-    return _BuiltCandidate(candidate=candidate, plan=plan, estimate=tables.step_cost.estimate(plan))
+    plan = replace(plan, strategy="spantrain-dp")
+    return _BuiltCandidate(candidate=candidate, plan=plan, estimate=cost.estimate(plan))
 
 
-def _with_better_cuts(tables: SlotTables, best: _BuiltCandidate) -> _BuiltCandidate:
+def _with_better_cuts(tables: WayTables, cost: StepCost, best: _BuiltCandidate) -> _BuiltCandidate:
     """Move one cut by one unit as long as the estimate falls: it knows more than the dynamic programme."""
     moved = True
     while moved:
@@ -108,7 +103,7 @@ def _with_better_cuts(tables: SlotTables, best: _BuiltCandidate) -> _BuiltCandid
                 begins[index] += by
                 if not begins[index - 1] < begins[index] < begins[index + 1]:
                     continue
-                other = build_plan(tables, replace(best.candidate, begins=tuple(begins)))
+                other = _built(tables, cost, replace(best.candidate, begins=tuple(begins)))
                 if other is not None and other.estimate.step_s < best.estimate.step_s * (1 - 1e-6):
                     best, moved = other, True
     return best
@@ -140,15 +135,16 @@ def candidates(profile: Profile, job: JobSpec, devices: Sequence[str], limit: in
     Raises:
         InfeasiblePlanError: nothing fits into memory.
     """
-    tables, groups = SlotTables(profile, job), group_devices(profile, devices=devices)
+    tables, cost = WayTables(profile, job), StepCost(profile, job.dtype)
+    groups = group_devices(profile, devices=devices)
     found = search(tables, groups)
     solved = few_of_each(found.solved, attrgetter("slots"), each=_SIZES, most=max(_BUILD, 3 * limit))
-    built = [made for candidate in solved if (made := build_plan(tables, candidate)) is not None]
+    built = [made for candidate in solved if (made := _built(tables, cost, candidate)) is not None]
     if not built:
         raise infeasible(profile, job, devices)
     improved: dict[tuple[Stage, ...], _BuiltCandidate] = {}
     for entry in sorted(built, key=lambda entry: entry.estimate.step_s):
-        better = _with_better_cuts(tables, entry)
+        better = _with_better_cuts(tables, cost, entry)
         improved.setdefault(better.plan.stages, better)
         if len(improved) == limit:
             break
