@@ -8,20 +8,17 @@ Kept of the paper: unequal shares by capacity. Not kept: groups over several hos
 """
 
 from collections.abc import Iterator, Sequence
-from functools import cache
-from itertools import pairwise
 
 import numpy as np
 
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.quantities import format_seconds
-from spantrain.core.shares import shares_of
-from spantrain.core.span import apportion, equal_spans
-from spantrain.cost.held_sizes import Division
-from spantrain.cost.span_tables import Array, over_spans
-from spantrain.planner.assembly.assemble import ReplicaDevices, draft_stage, least_largest
+from spantrain.planner.assembly.assemble import ReplicaDevices, least_largest
 from spantrain.planner.request import PlanRequest, Proposal
 from spantrain.planner.strategies.score import Score, Scorer
+from spantrain.planner.strategies.spantrain.strategy import build_plan
+from spantrain.planner.strategies.spantrain.tables import WayTables
+from spantrain.planner.strategies.spantrain.ways import Slot
 
 _MAX_STAGES = 6
 _SIMULATED = 24
@@ -66,12 +63,9 @@ class TensorSearch:
     """Makes plans of rows of groups, and rows of hosts."""
 
     def __init__(self, request: PlanRequest) -> None:
-        self._profile, self._job = request.profile, request.job
         self._names, self._dividing = request.devices_within_quotas, request.dividing
         self._devices = request.profile.cluster.device_by_name
-        self._spans = request.job.span_tables(request.profile)
-        self._memory, self._units = self._spans.memory, self._spans.units
-        self._fits = cache(self._fits_of)
+        self._tables = WayTables(request.profile, request.job)
 
     def rows(self) -> Iterator[GroupRow]:
         """Yield pipelines of hosts, fastest first, each divided in the same way as far as it can be."""
@@ -102,22 +96,15 @@ class TensorSearch:
 
     def plan(self, row: GroupRow, size: int) -> tuple[Plan, float] | None:
         """Return the plan of a pipeline with the work of its largest stage in a step; None if it does not fit."""
-        shares = [self._samples(groups, size) for groups in row]
-        if len(row) > self._units or any(min(samples) == 0 for samples in shares):
+        slots = [Slot(members=groups, even=False) for groups in row]
+        arrays = [self._tables.slot(slot, size) for slot in slots]
+        found = [own.run for own in arrays if own is not None]
+        if len(found) < len(row) or len(row) > self._tables.units:
             return None
-        tables = [self._table(groups, samples) for groups, samples in zip(row, shares, strict=True)]
-        longest_s, begins = least_largest(tables)
-        if not np.isfinite(longest_s):
-            return None
-        spans, stages = equal_spans(self._job.global_batch, size), list[Stage]()
-        for groups, samples, (first, end) in zip(row, shares, pairwise(begins), strict=True):
-            units = range(first, end)
-            limits = [self._limit(group, units, count) for group, count in zip(groups, samples, strict=True)]
-            if any(limit < count for limit, count in zip(limits, samples, strict=True)):
-                return None
-            rows = ((group.devices, count, group.tp_shares) for group, count in zip(groups, samples, strict=True))
-            stages.append(draft_stage(units, spans, rows).with_limits(limits))
-        return self._job.plan_of(self._profile, stages), longest_s * (len(spans) + len(row) - 1)
+        longest_s, begins = least_largest(found)
+        plan = build_plan(self._tables, slots, begins, size) if np.isfinite(longest_s) else None
+        filled = (len(row) - 1) * size / self._tables.job.global_batch
+        return None if plan is None else (plan, longest_s * (1 + filled))
 
     def _groups(self, names: Sequence[str], degree: int) -> tuple[ReplicaDevices, ...]:
         """Divide a host's devices into groups of so many of a kind, or all into one, by speed or even."""
@@ -134,50 +121,8 @@ class TensorSearch:
         return tuple(ReplicaDevices(tuple(group), (1 / len(group),) * len(group)) for group in groups)
 
     def _alone_s(self, name: str) -> float:
-        kind = self._devices[name].kind
-        return self._spans.kind_seconds(kind, range(self._units), _SPEED_AT)
-
-    def _samples(self, groups: tuple[ReplicaDevices, ...], size: int) -> tuple[int, ...]:
-        """Divide a micro-batch among replicas by the speed of their groups on the whole model."""
-        even = max(size // len(groups), 1)
-        speeds = [1 / max(self._seconds(group, even)[0, -1], 1e-12) for group in groups]
-        return apportion(size, speeds)
-
-    def _table(self, groups: tuple[ReplicaDevices, ...], samples: Sequence[int]) -> Array:
-        """Return the seconds of F, I and W of the slowest replica for units i to j-1; infinite where one lacks room."""
-        rows = [
-            np.where(self._fits(group, count), self._seconds(group, count), np.inf)
-            for group, count in zip(groups, samples, strict=True)
-        ]
-        table: Array = np.maximum.reduce(rows)
-        return table
-
-    def _seconds(self, group: ReplicaDevices, samples: int) -> Array:
-        return over_spans(self._spans.work(group.devices, group.tp_shares, samples))
-
-    def _fits_of(self, group: ReplicaDevices, samples: int) -> Array:
-        """Return which units fit, as [first, end]; what begins later reaches as far at least."""
-        found = np.zeros((self._units + 1, self._units + 1), dtype=bool)
-        end = 0
-        for first in range(self._units):
-            end = max(end, first)
-            while end < self._units and self._limit(group, range(first, end + 1), samples) >= samples:
-                end += 1
-            found[first, first + 1 : end + 1] = True
-        return found
-
-    def _limit(self, group: ReplicaDevices, units: range, samples: int) -> int:
-        """Return how many samples may be in flight: as many as the member with the least room can hold."""
-        return min(
-            self._memory.in_flight_limit_for(
-                units,
-                name,
-                self._job.global_batch,
-                samples,
-                division=Division(tp_share=share, splits=self._job.splits_backward),
-            )
-            for name, share in zip(group.devices, shares_of(group.tp_shares), strict=True)
-        )
+        units = range(self._tables.units)
+        return self._tables.spans.kind_seconds(self._devices[name].kind, units, _SPEED_AT)
 
 
 def _reasons(plan: Plan, step_s: float) -> tuple[str, ...]:
