@@ -17,8 +17,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "spantrain"
 WANTED_LINES = 78_000
 """What src/ should come down to (docs/decisions/0015-size-of-the-package.md)."""
 BOUNDS = {
-    "lines": 98_310,
-    "files": 552,
+    "lines": 98_048,
+    "files": 551,
     "fullest_folder": 15,
     "prefix_group": 3,
     "names_twice": 0,

@@ -1,21 +1,15 @@
-"""Seconds of the ways between parts of a pipeline for every cut: what the bounds of `auto` and `exhaustive` read.
+"""Seconds of the ways between parts of a pipeline for every cut: what the bounds of `auto` and `exhaustive` read."""
 
-What it costs to divide a stage's state among its replicas, for every span of units, as `cost.replicas` has it.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
-from spantrain.cost.held_sizes import Division
 from spantrain.cost.span_tables import Array, SpanTables
-from spantrain.formats.precision import gathered_ratio
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.strategies.score import Weights
 
@@ -170,78 +164,3 @@ def _pieces(senders: PipelinePart, receivers: PipelinePart, size: int) -> list[P
             if ends[at] <= lo and lo < size:
                 at += 1
     return found
-
-
-Gather = Callable[[tuple[str, ...], Array], Array]
-"""Returns the seconds in which devices that hold a part each get all of so many bytes, for many sizes at once."""
-
-
-class ShardCosts:
-    """Bytes and seconds of one way to divide state, as arrays over positions in a grid of units."""
-
-    def __init__(self, spans: SpanTables, sharding: StateSharding, gather: Gather) -> None:
-        self.sharding, self._spans, self._gather = sharding, spans, gather
-        self._gathered_ratio = gathered_ratio(spans.compute.dtype)
-        self.state_bytes = cache(self._state_bytes)
-        """Bytes of state of one of so many replicas."""
-        self._gathered_s = cache(self._seconds_of_gathers)
-
-    def division(self, replicas: int) -> Division:
-        """Return what a replica has of a stage's state; there is nothing to divide where it is alone."""
-        return Division(state_sharding=self.sharding if replicas > 1 else StateSharding.NONE, replicas=replicas)
-
-    def _state_bytes(self, replicas: int) -> Array:
-        division, grid = self.division(replicas), self._spans.points.tolist()
-        found = np.zeros(self._spans.above.shape)
-        for i, j in np.argwhere(self._spans.above).tolist():
-            found[i, j] = self._spans.memory.state_bytes(range(grid[i], grid[j]), division)
-        return found
-
-    def beside(self, devices: tuple[str, ...], batch: Batch) -> Array:
-        """Return the seconds of what goes on beside each F, I and W, as [operation, begin, end]."""
-        count = batch.whole + bool(batch.rest)
-        summed = self._gathered_s(devices, None)
-        if self.sharding is StateSharding.ZERO1:
-            return np.zeros((3, *summed.shape))
-        summed = np.maximum(summed - self._first_s(devices, None) / count, 0.0)
-        if self.sharding is StateSharding.ZERO2:
-            return np.stack([np.zeros(summed.shape), np.zeros(summed.shape), summed])
-        gathered = self._gathered_s(devices, self._gathered_ratio)
-        return np.stack([gathered, gathered, summed])
-
-    def behind_s(self, devices: tuple[str, ...]) -> Array:
-        """Return the seconds of what comes behind all work besides sums in buckets, by begin and end."""
-        if self.sharding is StateSharding.ZERO3:
-            return self._first_s(devices, None) + self._first_s(devices, self._gathered_ratio)
-        updated_s = self._gather(devices, self._spans.trained())
-        return updated_s if self.sharding is StateSharding.ZERO1 else updated_s + self._first_s(devices, None)
-
-    def _first_s(self, devices: tuple[str, ...], ratio: float | None) -> Array:
-        """Return the seconds in which the first unit's bytes (`_moved`) go half round a ring, by begin."""
-        sizes = [next(iter(self._moved(first, ratio)), 0.0) for first in self._spans.points.tolist()]
-        found: Array = self._gather(devices, np.array(sizes, dtype=np.float64))[:, None]
-        return found
-
-    def _seconds_of_gathers(self, devices: tuple[str, ...], ratio: float | None) -> Array:
-        """Return the seconds in which bytes (`_moved`) go half round a ring, unit by unit, by begin and end."""
-        grid, found = self._spans.points, np.zeros(self._spans.above.shape)
-        for i, first in enumerate(grid.tolist()[:-1]):
-            seconds = self._gather(devices, self._moved(first, ratio))
-            found[i, i:] = np.concatenate([[0.0], np.cumsum(seconds)])[grid[i:] - first]
-        return found
-
-    def _moved(self, first: int, ratio: float | None) -> Array:
-        """Return by unit the bytes of its gradients, or with a ratio of its parameters, so many for each byte."""
-        graph, units = self._spans.profile.graph, range(first, self._spans.units)
-        moved = graph.held_trained_bytes(units) if ratio is None else graph.gathered_bytes(units, ratio)
-        return np.array(moved, dtype=np.float64)
-
-
-def hidden(compute: Array, beside: Array) -> Array:
-    """Return the least seconds of F, I and W of which each takes the longer of its compute and what goes on beside it.
-
-    Where I and W are one action, they may hide more: so much is taken off W.
-    """
-    forward, inputs = np.maximum(compute[:2], beside[:2])
-    both = np.maximum(compute[1] + compute[2], beside[1] + beside[2])
-    return np.stack([forward, inputs, both - inputs])

@@ -6,7 +6,6 @@ by positions in that grid.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -15,13 +14,13 @@ import numpy as np
 from spantrain.core.action import SPLIT_OPS
 from spantrain.core.shares import StateSharding
 from spantrain.core.span import apportion
-from spantrain.cost.held_sizes import WHOLE, Division
+from spantrain.cost.held_sizes import Division
 from spantrain.cost.memory import framework_bytes
 from spantrain.cost.span_tables import Array
-from spantrain.cost.sums import SumOptions, around, own_sum_s, words_between
+from spantrain.cost.sums import around, own_sum_s
 from spantrain.formats.registry import WireFormat
 from spantrain.planner.request import PlanRequest
-from spantrain.planner.strategies.auto.hops import Batch, HopCosts, PipelinePart, ShardCosts, hidden
+from spantrain.planner.strategies.auto.hops import Batch, HopCosts, PipelinePart
 from spantrain.planner.strategies.score import Weights
 
 PART_FIELDS = (
@@ -72,14 +71,11 @@ class PartCosts:
         self._hop_costs = HopCosts(self.spans, weights, exact=exact_sums, wire_format=wire_format)
         self.wire_format = self._hop_costs.wire_format
         """What is sent between two parts."""
-        self.shards: ShardCosts | None = None
-        """How replicas divide state; None: each has its stage's whole."""
-        if state_sharding is not StateSharding.NONE:
-            self.shards = ShardCosts(self.spans, state_sharding, self._gathers_s)
+        self._sharding = state_sharding
         self._parts: dict[tuple[PipelinePart, int], Array] = {}
         self._hops: dict[tuple[PipelinePart, PipelinePart, int], Array] = {}
         self._crowd, self._sum = cache(self._crowd_of), cache(self._sum_of)
-        self._work = cache(self._work_of)
+        self._work, self._state = cache(self._work_of), cache(self._state_bytes)
         self._by_looks: dict[tuple[object, ...], Array] = {}
 
     def batch(self, size: int) -> Batch:
@@ -89,8 +85,8 @@ class PartCosts:
 
     def division(self, replicas: int) -> Division:
         """Return what one of so many replicas has of a stage."""
-        division = WHOLE if self.shards is None else self.shards.division(replicas)
-        return replace(division, splits=self.spans.splits)
+        sharding = self._sharding if replicas > 1 else StateSharding.NONE
+        return Division(state_sharding=sharding, replicas=replicas, splits=self.spans.splits)
 
     def shares(self, devices: tuple[str, ...], size: int) -> tuple[int, ...]:
         """Divide a micro-batch so that the slowest replica ends soonest on the whole model; some may get nothing."""
@@ -154,24 +150,19 @@ class PartCosts:
 
     def _part(self, part: PipelinePart, batch: Batch) -> Array:
         rests = apportion(batch.rest, part.samples)
-        shards = self.shards if len(part.devices) > 1 else None
-        beside = None if shards is None else shards.beside(part.devices, batch)
         rows = set()
         works = []
         for name, count, rest in zip(part.devices, part.samples, rests, strict=True):
             device = self.devices[name]
-            row = (device.kind, count, rest, batch)
-            work = self._work(*row) if beside is None else self._work_of(*row, beside)
-            works.append((self.weights.busy_by_device[name], work))
+            works.append((self.weights.busy_by_device[name], self._work(device.kind, count, rest, batch)))
             rows.add((device.backend, device.memory_bytes, count, count * batch.whole + rest))
         extra = sum(weight * work.total.sum(axis=0) for weight, work in works if weight)
         distinct = list({id(work): work for _, work in works}.values())
         least = distinct[0].least if len(distinct) == 1 else np.minimum.reduce([work.least for work in distinct])
         totals = [(w.total.sum(axis=0), w.total[0] + w.total[1], w.total[0], w.total[1]) for w in distinct]
         runs = [np.maximum.reduce(column) if len(distinct) > 1 else column[0] for column in zip(*totals, strict=True)]
-        crowd = np.maximum.reduce(
-            [self._crowd(*row, 1 if self.shards is None else len(part.devices)) for row in sorted(rows)]
-        )
+        replicas = 1 if self._sharding is StateSharding.NONE else len(part.devices)
+        crowd = np.maximum.reduce([self._crowd(*row, replicas) for row in sorted(rows)])
         found = np.empty((len(PART_FIELDS), *self.spans.above.shape))
         found[:3] = least
         for index, run in enumerate(runs):
@@ -180,36 +171,28 @@ class PartCosts:
         found[8] = np.where(np.isfinite(crowd), crowd, 0.0)
         found[9] = extra
         found[10:13] = distinct[0].full if len(distinct) == 1 else np.maximum.reduce([work.full for work in distinct])
-        found[7], found[13] = self._left_of_sum(part.devices, found, shards)
+        found[7], found[13] = self._left_of_sum(part.devices, found)
         return found
 
-    def _left_of_sum(
-        self, devices: tuple[str, ...], fields: Array, shards: ShardCosts | None
-    ) -> tuple[Array | float, Array | float]:
+    def _left_of_sum(self, devices: tuple[str, ...], fields: Array) -> tuple[Array | float, Array | float]:
         """Return the least and the likely seconds at the end of a step, behind the last backward of a full span.
 
         At best all of a whole backward hides the sum. Mostly the last action is a W, and the first bucket is not whole
-        when it begins.
+        when it begins. Where state is divided, half of a sum brings gradients to their holders, and half the updated
+        parameters back, but for those that are gathered for each action: what goes on beside actions is not counted.
         """
         if len(devices) == 1:
             return 0.0, 0.0
         least_s, likely_s = self._sum(devices)
-        behind_s: Array | float = 0.0
-        if shards is not None:
-            behind_s = shards.behind_s(devices)
-            if shards.sharding.divides_gradients:
-                return behind_s, behind_s
-            # Half of a sum brings gradients to their holders.
+        if self._sharding is StateSharding.ZERO3:
             least_s, likely_s = least_s / 2, likely_s / 2
         beside_s = fields[12] if self.spans.splits else fields[11] + fields[12]
         likely_s = np.maximum(likely_s - (1 - 1 / _LIKELY_BUCKETS) * beside_s, likely_s / _LIKELY_BUCKETS)
-        return np.maximum(least_s - fields[11] - fields[12], 0.0) + behind_s, likely_s + behind_s
+        return np.maximum(least_s - fields[11] - fields[12], 0.0), likely_s
 
-    def _work_of(self, kind: str, count: int, rest: int, batch: Batch, beside: Array | None = None) -> _DeviceWork:
-        """Return a device's work; each of its actions takes at least as long as what goes on beside it."""
+    def _work_of(self, kind: str, count: int, rest: int, batch: Batch) -> _DeviceWork:
+        """Return a device's work."""
         full, last = self._spans_of(kind, count), self._spans_of(kind, rest) if rest else None
-        if beside is not None:
-            full, last = hidden(full, beside), None if last is None else hidden(last, beside)
         least = full if last is None else np.minimum(full, last)
         total = batch.whole * full if last is None else batch.whole * full + last
         return _DeviceWork(least, full, total)
@@ -224,7 +207,7 @@ class PartCosts:
     def _crowd_of(self, backend: str, memory_bytes: int, count: int, samples: int, replicas: int) -> Array:
         """Return how often the in-flight limit must be filled; 0 where all fits, infinite where not one span does."""
         held = self.spans.in_flight()
-        state = self.spans.state() if self.shards is None else self.shards.state_bytes(replicas)
+        state = self.spans.state() if replicas == 1 else self._state(replicas)
         left = memory_bytes - framework_bytes(backend) - state - self.spans.besides() - count * self.spans.buffers()
         fits = np.floor(left / np.maximum(held, 1.0))
         limit = np.minimum(np.where((held == 0) & (left >= 0), samples, fits), samples)
@@ -254,11 +237,10 @@ class PartCosts:
         around_s = 2 * (sum(latency_s) - max(latency_s))
         return np.where(size > 0, np.maximum(turns * size / len(devices) * slowest_s, around_s), 0.0)
 
-    def _gathers_s(self, devices: tuple[str, ...], size: Array) -> Array:
-        """Return the seconds of half a ring for each size; of many devices on a line from none to the largest."""
-        values, where = np.unique(np.maximum(size, 0.0), return_inverse=True)
-        tried = values if self._exact_sums else values[[0, -1]]
-        options = SumOptions(words=words_between([self.devices[name] for name in devices]))
-        seconds = [self.network.collectives.gather_s(devices, value, options) if value else 0.0 for value in tried]
-        found: Array = np.interp(values, tried, seconds)[where].reshape(size.shape)
+    def _state_bytes(self, replicas: int) -> Array:
+        """Return the bytes of state of one of so many replicas that divide it, by begin and end."""
+        division, grid = self.division(replicas), self.spans.points.tolist()
+        found = np.zeros(self.spans.above.shape)
+        for i, j in np.argwhere(self.spans.above).tolist():
+            found[i, j] = self.memory.state_bytes(range(grid[i], grid[j]), division)
         return found
