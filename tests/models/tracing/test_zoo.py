@@ -9,10 +9,11 @@ pytestmark = pytest.mark.models
 TRAIN = (
     "convolutions.batch_norm_cnn", "convolutions.diffusion_unet", "convolutions.timm_vit", "decoders.deepseek_v3",
     "decoders.gemma3", "decoders.llama", "decoders.llama_padded", "decoders.mamba2", "decoders.mixtral_balanced",
-    "decoders.recurrent_gemma", "encoders.albert", "encoders.deberta_v2", "encoders.longformer", "encoders.squeezebert",
-    "encoders.xlm", "pairs.bart", "pairs.t5", "pairs.wav2vec2_ctc", "pairs.wav2vec2_ctc_padded", "pairs.whisper",
-    "pictures.clip", "pictures.detr", "pictures.llava", "pictures.swin", "pictures.vilt", "plain.branches_on_a_batch",
-    "plain.branches_on_data", "plain.contrastive", "plain.contrastive_by_kinds", "plain.layers_that_say_numbers",
+    "decoders.recurrent_gemma", "encoders.albert", "encoders.deberta_v2", "encoders.longformer",
+    "encoders.squeezebert", "encoders.xlm", "pairs.bart", "pairs.t5", "pairs.wav2vec2_ctc",
+    "pairs.wav2vec2_ctc_padded", "pairs.whisper", "pictures.clip", "pictures.detr", "pictures.llava", "pictures.swin",
+    "pictures.vilt", "plain.branches_on_a_batch", "plain.branches_on_data", "plain.contrastive",
+    "plain.contrastive_by_kinds", "plain.hands_a_module_on", "plain.layers_that_say_numbers",
     "plain.lstm_with_tokens_first", "plain.mixture", "plain.own_checkpointing", "plain.tied_autoencoder",
     "plain.torch_transformer",
 )  # fmt: skip

@@ -16,7 +16,18 @@ from typing import Any, Generic, Self, TypeVar
 from torch import Tensor
 
 from spantrain.core.records import Record
-from spantrain.models.tracing.tape import Facts, NamedWeight, Samples, StandIn, Tape, TapeStep, Value, mapped, parts
+from spantrain.models.tracing.tape import (
+    Facts,
+    NamedModule,
+    NamedWeight,
+    Samples,
+    StandIn,
+    Tape,
+    TapeStep,
+    Value,
+    mapped,
+    parts,
+)
 
 Step = TypeVar("Step")
 Part = TypeVar("Part")
@@ -62,14 +73,20 @@ class TapePart(UnitPart):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Paths of the modules that run in it, in order."""
-        return tuple(dict.fromkeys(step.module for step in self.steps if step.module is not None))
+        """Paths of the modules that run in it, in order, and of those that they are given."""
+        given = (sign.path for sign in self.signs if isinstance(sign, NamedModule))
+        return tuple(dict.fromkeys((*(step.module for step in self.steps if step.module is not None), *given)))
 
     @property
     def weights(self) -> tuple[str, ...]:
         """Names of weights and buffers that it uses outside of those."""
-        signs = [sign for step in self.steps for sign in parts((step.args, dict(step.kwargs)))]
-        return tuple(dict.fromkeys(sign.name for sign in signs if isinstance(sign, NamedWeight)))
+        return tuple(dict.fromkeys(sign.name for sign in self.signs if isinstance(sign, NamedWeight)))
+
+    @property
+    def signs(self) -> list[Any]:
+        """All parts of all arguments, and of what the loss is made of."""
+        given = [sign for step in self.steps for sign in parts((step.args, dict(step.kwargs)))]
+        return [*given, *parts(self.result)]
 
 
 def needed_steps(tape: Tape) -> Tape:

@@ -67,6 +67,7 @@ class TapeWatch(ForwardWatch[tape.Tape]):
         self._facts: dict[int, tape.Facts] = {}
         self._value: dict[int, tape.Value] = {}
         self._weights: dict[int, str] = {}
+        self._modules = {id(one): path for path, one in model.named_modules() if path not in opened}
         self.closed = ""
         """Path of the closed module that is running; empty: none."""
         self._hooked = HookedResults()
@@ -343,6 +344,8 @@ class TapeWatch(ForwardWatch[tape.Tape]):
             return tape.Constant(part)
         if isinstance(part, torch.device):
             return tape.UnitDevice()
+        if id(part) in self._modules:
+            return tape.NamedModule(self._modules[id(part)])
         if type(part).__name__.endswith("Cache"):
             self._refuse(f"a {type(part).__name__} is passed on, which keeps tensors from call to call")
         if hasattr(part, "__dict__") and not isinstance(part, nn.Module):

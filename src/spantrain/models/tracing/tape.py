@@ -1,7 +1,8 @@
 """What a forward did outside the blocks: steps on values, for any number of samples.
 
 A value is a tensor that a step made. What a step was called with is kept as it was, except for tensors (`Value`,
-`NamedWeight`, `Constant`), integers that grow with the number of samples (`Samples`) and devices (`UnitDevice`).
+`NamedWeight`, `Constant`), modules (`NamedModule`), integers that grow with the number of samples (`Samples`) and
+devices (`UnitDevice`).
 
 A tensor that a closed module makes of parameters and constants alone, such as a bias of learned positions, is the same
 for all samples. To send it over a cut with each sample costs more than to make it again (`Deriving`) from its
@@ -50,6 +51,13 @@ class NamedWeight:
     """A parameter or buffer, by its name in the model."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class NamedModule:
+    """A module that another one, or a function, is given."""
+
+    path: str
 
 
 @dataclass(frozen=True, eq=False)

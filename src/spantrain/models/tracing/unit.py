@@ -116,10 +116,10 @@ class TracedUnit(BroughtUnit):
         self._part = part
         for path in part.modules:
             self._hold(f"m{len(self.prefixes)}", path, model.get_submodule(path))
-        for weight in dict.fromkeys(part_ for part_ in _given(part) if isinstance(part_, tape.NamedWeight)):
-            self._hold_weight(weight.name, tape.weight_of(model, weight.name))
+        for name in part.weights:
+            self._hold_weight(name, tape.weight_of(model, name))
         self._constants = nn.Module()
-        for constant in (part_ for part_ in _given(part) if isinstance(part_, tape.Constant)):
+        for constant in (sign for sign in part.signs if isinstance(sign, tape.Constant)):
             self._constants.register_buffer(f"c{id(constant)}", constant.tensor.detach(), persistent=False)
         for index, tensor in part.known.items():
             self._constants.register_buffer(f"v{index}", tensor, persistent=False)
@@ -132,8 +132,9 @@ class TracedUnit(BroughtUnit):
     @property
     def layers(self) -> Iterator[nn.Module]:
         """Those of its steps, but for those that something inside of is used of."""
+        called = dict.fromkeys(step.module for step in self._part.steps if step.module is not None)
         inside = {step.module for step in self._part.steps if step.taps}
-        return (self.get_submodule(self._local[path]) for path in self._part.modules if path not in inside)
+        return (self.get_submodule(self._local[path]) for path in called if path not in inside)
 
     def extra_repr(self) -> str:
         """List what comes in, the steps, and what goes out, with values numbered from the unit's own first one."""
@@ -204,6 +205,8 @@ class TracedUnit(BroughtUnit):
                     return found[sign.index]
                 case tape.NamedWeight():
                     return self._weight(sign.name)
+                case tape.NamedModule():
+                    return self.get_submodule(self._local[sign.path])
                 case tape.Constant():
                     return self._constants.get_buffer(f"c{id(sign)}")
                 case tape.Samples():
@@ -217,12 +220,6 @@ class TracedUnit(BroughtUnit):
             return sign
 
         return tape.mapped(structure, fill)
-
-
-def _given(part: TapePart) -> list[Any]:
-    """Return all parts of all arguments."""
-    given = [sign for step in part.steps for sign in tape.parts((step.args, dict(step.kwargs)))]
-    return [*given, *tape.parts(part.result)]
 
 
 def stand_in(sign: tape.StandIn, samples: int, place: torch.device) -> Tensor:

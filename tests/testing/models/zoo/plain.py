@@ -327,3 +327,46 @@ def contrastive_with_numbers_of_rows():
 
 def summed():
     return MLP(), _rows(), lambda logits, kinds: functional.cross_entropy(logits, kinds, reduction="sum")
+
+
+class Near(nn.Module):
+    """A learned bias of how far apart two tokens are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_distance = nn.Embedding(TOKENS, 1)
+
+    def forward(self, tokens: int) -> Tensor:
+        places = torch.arange(tokens)
+        return self.by_distance((places[:, None] - places[None, :]).abs()).squeeze(-1)
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.mix = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor, bias: nn.Module) -> Tensor:
+        scores = self.query(hidden) @ hidden.mT / WIDTH**0.5 + bias(hidden.shape[1])
+        return hidden + self.mix(scores.softmax(-1) @ hidden)
+
+
+class HandsAModuleOn(nn.Module):
+    """Its layers share a module that they are called with, as in x-transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.near = Near()
+        self.layers = nn.ModuleList(Looking() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.words(words)
+        for layer in self.layers:
+            hidden = layer(hidden, self.near)
+        return self.head(hidden)
+
+
+def hands_a_module_on():
+    return HandsAModuleOn(), _texts(), _token_loss
