@@ -81,6 +81,8 @@ class ChangedTransfers(StepCosts):
         """Keep costs, and what makes another transfer of one from a device to another."""
         self._costs, self._change = costs, change
         self.action_overhead_s, self.commit_s = costs.action_overhead_s, costs.commit_s
+        for name in ("gradient_bucket_s", "bucket_parts", "sum_slowdowns", "tied_sums", "optimizer_s"):
+            setattr(self, name, getattr(costs, name))
 
     def action_s(self, device: str, action: Action) -> float:
         """Return the seconds of an action on a device."""
@@ -89,26 +91,6 @@ class ChangedTransfers(StepCosts):
     def transfer(self, source: str, target: str, direction: Direction, stage: int, span: Span) -> TransferCost:
         """Return what it takes to send a span."""
         return self._change(source, target, self._costs.transfer(source, target, direction, stage, span))
-
-    def gradient_bucket_s(self, stage: int) -> tuple[float, ...]:
-        """Return the seconds of each bucket of a stage's gradient sum."""
-        return self._costs.gradient_bucket_s(stage)
-
-    def bucket_parts(self, device: str, action: Action) -> tuple[float, ...]:
-        """Return, for each bucket, after which part of a last backward action on a device its gradients are whole."""
-        return self._costs.bucket_parts(device, action)
-
-    def sum_slowdowns(self, stages: frozenset[int]) -> Mapping[int, float]:
-        """Return how sums of stages slow each other down."""
-        return self._costs.sum_slowdowns(stages)
-
-    def tied_sums(self) -> tuple[TiedSum, ...]:
-        """Return the sums of shared parameters."""
-        return self._costs.tied_sums()
-
-    def optimizer_s(self, device: str) -> float:
-        """Return the seconds of a device's update of its parameters."""
-        return self._costs.optimizer_s(device)
 
 
 @dataclass(frozen=True, kw_only=True)
