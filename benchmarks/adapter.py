@@ -24,6 +24,7 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from statistics import fmean
 
 import adapter_live
@@ -33,11 +34,15 @@ from spantrain.adaptation.boundary import AutoSettings
 from spantrain.adaptation.registry import make_boundary
 from spantrain.app.adaptation.adapt import ProfileForecast
 from spantrain.config.traces.network_traces import network_trace
+from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
+from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.planner.engine.predict import costs_of
 from spantrain.schedule.registry import schedule_names
-from spantrain.sim.adaptive import simulate_adapting, used_links
+from spantrain.sim.adaptive import simulate_adapting
+from spantrain.sim.costs import StepCosts
+from spantrain.sim.engine import SimulationOptions, simulate
 
 _BEGIN, _END = 0.25, 0.85
 """From when to when links are slow, as parts of our run on calm links: half of the time that it takes then, or so."""
@@ -122,6 +127,19 @@ def _is_better(times: Sequence[float], others: Sequence[float], *, sooner: bool)
     if any(own > other + _ALIKE for own, other in zip(times, others, strict=True)):
         return False
     return sooner or any(own < other - _ALIKE for own, other in zip(times, others, strict=True))
+
+
+def used_links(plan: Plan, costs: StepCosts) -> set[str]:
+    """Return the names of the links that a step's samples go over."""
+    routes = simulate(plan, costs, steps=1, options=SimulationOptions(trace=False)).link_bytes
+    found: set[str] = set()
+    for stage, (here, there) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
+        for a, b in product((one.devices[0] for one in here.replicas), (one.devices[0] for one in there.replicas)):
+            if (a, b) in routes:
+                found |= set(costs.transfer(a, b, Direction.FORWARD, stage, Span(0, 1)).links)
+            if (b, a) in routes:
+                found |= set(costs.transfer(b, a, Direction.BACKWARD, stage + 1, Span(0, 1)).links)
+    return found
 
 
 def _on_network(case: Case, network: str, steps: int, statics: Mapping[str, Plan]) -> Iterator[Row]:

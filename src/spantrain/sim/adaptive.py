@@ -8,15 +8,12 @@ where it may keep nobody waiting.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 
 from spantrain.adaptation.boundary import BoundaryAdapter, PlanReplacement
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.adaptation.network_state import LinkState, Pair
 from spantrain.adaptation.registry import LocalAdapters, make_local
-from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
-from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import PlanError, ProfileError
 from spantrain.sim.costs import ChangedTransfers, StepCosts
@@ -165,30 +162,15 @@ def _run(
     now_s: float,
 ) -> tuple[float, int]:
     """Return the seconds of a step that begins now, and how many micro-batches it had more than planned."""
-    used = used_links(plan, costs)
     # On a clock that begins with the step.
     speeds = {
         name: replace(trace, changes=tuple((at_s - now_s, speed) for at_s, speed in trace.changes))
         for name, trace in link_speed.items()
-        if name in used
     }
     options = SimulationOptions(
-        trace=False, link_speed=speeds, local=adapters, clock_offset_s=dict.fromkeys(adapters, now_s)
+        trace=False, link_speed=speeds, spares_links=True, local=adapters, clock_offset_s=dict.fromkeys(adapters, now_s)
     )
     result = simulate(plan, costs, steps=1, options=options)
     ran = sum(action.op.value == "F" for order in result.orders.values() for action in order)
     planned = sum(len(stage.replica_spans(k)) for stage in plan.stages for k in range(len(stage.replicas)))
     return result.step_s, ran - planned
-
-
-def used_links(plan: Plan, costs: StepCosts) -> set[str]:
-    """Return the names of the links that a step's samples go over."""
-    routes = simulate(plan, costs, steps=1, options=SimulationOptions(trace=False)).link_bytes
-    found: set[str] = set()
-    for stage, (here, there) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
-        for a, b in product((one.devices[0] for one in here.replicas), (one.devices[0] for one in there.replicas)):
-            if (a, b) in routes:
-                found |= set(costs.transfer(a, b, Direction.FORWARD, stage, Span(0, 1)).links)
-            if (b, a) in routes:
-                found |= set(costs.transfer(b, a, Direction.BACKWARD, stage + 1, Span(0, 1)).links)
-    return found

@@ -39,6 +39,8 @@ class SimulationOptions:
     """By leader of a replica: how its speed changes over time."""
     link_speed: Mapping[str, SpeedTrace] = field(default_factory=dict)
     """By link, named as the costs name it (`lab->office`): how its bandwidth changes over time."""
+    spares_links: bool = False
+    """Whether links may be named, too, that the plan does not use."""
     clock_offset_s: Mapping[str, float] = field(default_factory=dict)
     """By leader of a replica: how far its own clock is ahead. Policies are told the time of their device's clock."""
     local: Mapping[str, LocalAdapter] = field(default_factory=dict)
@@ -175,7 +177,7 @@ class Simulation:
 
     def _check_links(self) -> None:
         unused = sorted(set(self._options.link_speed) - set(self._network.links))
-        if unused:
+        if unused and not self._options.spares_links:
             raise UsageError(
                 f"link_speed: the plan sends nothing over {', '.join(unused)}; it uses {', '.join(self._network.links)}"
             )

@@ -19,7 +19,6 @@ from spantrain.core.speed import SpeedTrace
 from spantrain.cost.held_sizes import HeldBytes, divisions_of
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import Energy, Money
-from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.engine.evaluate import spent_in_step
 from spantrain.planner.engine.predict import costs_of, predict, with_best_order
@@ -38,18 +37,8 @@ def calm_run_s(plan: Plan, profile: Profile, steps: int) -> float:
 
 def simulate_traced(plan: Plan, profile: Profile, steps: int, speeds: Mapping[str, SpeedTrace]) -> SimulationResult:
     """Simulate a plan while links change; those that it does not use do not matter."""
-    used = used_links(plan, profile)
-    options = SimulationOptions(trace=False, link_speed={name: speed for name, speed in speeds.items() if name in used})
+    options = SimulationOptions(trace=False, link_speed=speeds, spares_links=True)
     return simulate(plan, costs_of(plan, profile), steps=max(1, steps), options=options)
-
-
-def used_links(plan: Plan, profile: Profile) -> frozenset[str]:
-    """Return the ways between sites, and the sites' lines, that a step's samples take."""
-    network = NetworkCost(profile)
-    result = simulate(plan, costs_of(plan, profile), steps=1, options=SimulationOptions(trace=False))
-    return frozenset(
-        shared.name for pair in result.link_bytes for shared in network.route(*pair) if shared.between_sites
-    )
 
 
 _MAX_TIGHTENINGS = 12
@@ -152,11 +141,12 @@ class _Case:
         if request.network_trace is not None:  # parts of the run are parts of its length without a change
             one = request.schedules[0] if len(request.schedules) == 1 else None
             plan, profile = under_schedule(request.plan, one), request.profile
-            speeds = request.network_trace.on(plan.cluster, calm_run_s(plan, profile, request.steps))
-            used = used_links(plan, profile)
-            link_speed = {name: speed for name, speed in speeds.items() if name in used}
+            link_speed = request.network_trace.on(plan.cluster, calm_run_s(plan, profile, request.steps))
         self._options = SimulationOptions(
-            held_sizes=self._sizes, device_speed=request.changes.device_speed, link_speed=link_speed
+            held_sizes=self._sizes,
+            device_speed=request.changes.device_speed,
+            link_speed=link_speed,
+            spares_links=request.network_trace is not None,
         )
         limited = request.memory_limit_bytes
         self._plan = request.plan if limited is None else _limited(request.plan, self._memory, limited)
