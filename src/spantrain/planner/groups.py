@@ -3,7 +3,6 @@
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations, permutations
 from typing import TypeVar
@@ -11,6 +10,7 @@ from typing import TypeVar
 from spantrain.core.cluster import Site
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.core.records import Record
 
 _T = TypeVar("_T")
 Members = tuple[str, ...]
@@ -24,8 +24,7 @@ ALIKE_RATIO = 1.25
 """How many times as slow a network, or as fast a device, counts as alike: over what noise of ±10 % makes, 1.1 / 0.9."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceGroup:
+class DeviceGroup(Record):
     """Devices that belong together; `subgroups` are its second-level groups (empty inside those)."""
 
     name: str

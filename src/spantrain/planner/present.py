@@ -11,11 +11,12 @@ out.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spantrain.core.action import SPLIT_OPS
 from spantrain.core.plan import Plan, Replica, Stage
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.span import apportion
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError
@@ -59,8 +60,7 @@ _CUT, _MOVED = _MOVING = "stages cut anew", "devices change stages"
 _NOTHING = "nothing changes"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewPlan:
+class NewPlan(Record):
     """A plan for other devices than before, and what became of the plan before it."""
 
     plan: Plan

@@ -3,13 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import cached_property
 
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.update.optimizers import STATE_COPIES, division_refusal
 from spantrain.cost.span_tables import SpanTables
 from spantrain.errors import InfeasiblePlanError, PlanError
@@ -20,8 +21,7 @@ from spantrain.schedule.registry import splits_backward
 _MAX_MICRO_BATCHES = 256
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
+class JobSpec(Record):
     """What is to be trained: samples per step, optimizer, dtype, order of work, micro-batch sizes."""
 
     global_batch: int
@@ -104,8 +104,7 @@ class Restriction(StrEnum):
     """1F1B, one micro-batch size, as many replicas in every stage, tensor-parallel groups inside hosts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quota:
+class Quota(Record):
     """The most devices of a kind that may be used, in one site or in all."""
 
     kind: str
@@ -123,8 +122,7 @@ class Quota:
         return device.kind == self.kind and self.site in (None, device.site)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Constraints:
+class Constraints(Record):
     """What a plan must keep to; None and empty: anything goes."""
 
     min_samples_per_s: float | None = None
@@ -279,8 +277,7 @@ class Constraints:
         return broken + [f"{n} {quota.kind} used, the quota is {quota.count}" for quota, n in counts if n > quota.count]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Record):
     """What a plan would do, on the scale that all strategies share: the event simulator's."""
 
     step_s: float
@@ -330,8 +327,7 @@ Evaluate = Callable[[Plan], Evaluation]
 Evaluated = tuple[Plan, Evaluation]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(Record):
     """Everything that a strategy may look at."""
 
     profile: Profile
@@ -379,8 +375,7 @@ class PlanRequest:
         return self.constraints.devices_within_quotas(self.profile.cluster)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Proposal:
+class Proposal(Record):
     """A plan that a strategy proposes."""
 
     plan: Plan

@@ -13,20 +13,19 @@ micro-batches reach: `minimum_in_flight`.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 
 Counts = tuple[tuple[tuple[int, ...], ...], ...]
 """By stage, replica and own span."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CutLayout:
+class CutLayout(Record):
     """Who works on which samples, in which order, and may hold how many."""
 
     micro_batches: tuple[tuple[Span, ...], ...]

@@ -7,13 +7,14 @@ where it may keep nobody waiting.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spantrain.adaptation.boundary import BoundaryAdapter, PlanReplacement
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.adaptation.network_state import LinkState, Pair
 from spantrain.adaptation.registry import LocalAdapters, make_local
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.speed import SpeedTrace
 from spantrain.errors import PlanError, ProfileError
 from spantrain.sim.costs import ChangedTransfers, StepCosts
@@ -102,8 +103,7 @@ class SimulatedForecast:
         return slowed_costs(self._costs_of(plan), state)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdaptedStep:
+class AdaptedStep(Record):
     """One step of a simulated run."""
 
     step: int

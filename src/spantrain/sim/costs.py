@@ -10,6 +10,7 @@ from itertools import pairwise, permutations, product
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.cost.network import Hops, Uses, scarce_links, sum_slowdowns
 from spantrain.cost.replicas import ReplicaCost, rings_of
@@ -18,8 +19,7 @@ from spantrain.schedule.layout import Router
 from spantrain.sim.transfers import TransferCost
 
 
-@dataclass(frozen=True, kw_only=True)
-class TiedSum:
+class TiedSum(Record):
     """The sum of one parameter's gradients over the stages that share it."""
 
     stages: tuple[int, ...]

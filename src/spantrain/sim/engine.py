@@ -8,6 +8,7 @@ from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.action import Action, Direction, produces
 from spantrain.core.messages import Arrived, MessageKey
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.core.speed import SpeedTrace
 from spantrain.core.trace import Trace
@@ -25,8 +26,7 @@ from spantrain.sim.sums import LastAction, end_of_step
 from spantrain.sim.transfers import TransferCost, VirtualClock
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationOptions:
+class SimulationOptions(Record):
     """How to simulate."""
 
     trace: bool = True
@@ -49,8 +49,7 @@ class SimulationOptions:
     """Makes what decides for a device with several stages, by its leader; None: as the schedule has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulationResult:
+class SimulationResult(Record):
     """What a plan would do, in the steady state (the last step that was simulated)."""
 
     step_s: float

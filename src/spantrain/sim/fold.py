@@ -10,11 +10,12 @@ samples of each as the one that has most, which is what the end of the step wait
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from spantrain.core.action import Direction
 from spantrain.core.plan import Plan, Stage
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.sim.costs import ChangedTransfers, ProfileCosts
 from spantrain.sim.engine import SimulationOptions, SimulationResult, simulate
@@ -27,8 +28,7 @@ _FOLDED_FROM = 2
 """Pipelines of a sort, on average, from which on folding is worth its while."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fold:
+class _Fold(Record):
     """One pipeline of each sort, and who is like whom."""
 
     plan: Plan

@@ -1,12 +1,13 @@
 """What is kept of a simulated run: intervals and flows in the form of a live one, and the bytes that devices hold."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from itertools import pairwise
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import MessageKey
+from spantrain.core.records import Record
 from spantrain.core.trace import Flow, Interval, Trace
 from spantrain.cost.held_sizes import HeldBytes, HeldSizes
 from spantrain.devices.registry import find_backend
@@ -97,8 +98,7 @@ _HELD = (_HeldPart.ACTIVATIONS, _HeldPart.DEFERRED, _HeldPart.AGAIN, _HeldPart.A
 _WORKING = (_HeldPart.WORKING, _HeldPart.WORKING_BESIDES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceMemory:
+class DeviceMemory(Record):
     """Memory of one device over a simulated run."""
 
     peak: HeldBytes

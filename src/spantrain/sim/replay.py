@@ -5,12 +5,12 @@ first one that is not is returned, with what stood before it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 
 from spantrain.core.action import Action
 from spantrain.core.messages import Decision, DeviceDecisions, Event, Finished, StepStarted
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.schedule.dispatch.policies import Task
 from spantrain.schedule.registry import make_machine, replica_tasks
@@ -20,8 +20,7 @@ _CONTEXT = 3
 """So many decisions before a difference are told with it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Record):
     """Where a replayed run leaves the live one."""
 
     device: str

@@ -1,12 +1,12 @@
 """One simulated replica: its policy, what it runs and holds."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 from spantrain.adaptation.local import LocalAdapter
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.messages import Arrived, Event, Finished, StepStarted
+from spantrain.core.records import Record
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.speed import SentMessage, SpeedTrace
 from spantrain.schedule.dispatch.several import AnyMachine, SeveralStages
@@ -14,8 +14,7 @@ from spantrain.sim.record import MemoryLog, TraceRecorder
 from spantrain.sim.transfers import VirtualClock
 
 
-@dataclass(frozen=True, kw_only=True)
-class World:
+class World(Record):
     """What replicas share."""
 
     clock: VirtualClock

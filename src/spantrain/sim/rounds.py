@@ -1,12 +1,13 @@
 """A lower bound for pipelines that do the same work once for each micro-batch (the proof is in `rounds_bound_s`)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 
+from spantrain.core.records import Record
 
-@dataclass(frozen=True, kw_only=True)
-class RoundWork:
+
+class RoundWork(Record):
     """A piece of work that comes once with every micro-batch: an F, I or W of a replica, or a message."""
 
     resources: tuple[tuple[str, float], ...]
@@ -20,8 +21,7 @@ class RoundWork:
     """For a forward under an in-flight limit: the work that frees its room, and how many micro-batches may be held."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Round:
+class Round(Record):
     """All work of one micro-batch, predecessors first, and how many micro-batches there are."""
 
     works: tuple[RoundWork, ...]

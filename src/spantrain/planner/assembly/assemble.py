@@ -9,6 +9,7 @@ import numpy as np
 from spantrain.core.plan import Plan, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_bytes
+from spantrain.core.records import Record
 from spantrain.core.shares import StateSharding, even_share
 from spantrain.core.span import Span, equal_spans
 from spantrain.cost.held_sizes import Division, divisions_in
@@ -31,8 +32,7 @@ class ReplicaDevices:
     tp_shares: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageShape:
+class StageShape(Record):
     """A stage without its samples."""
 
     units: range

@@ -13,12 +13,13 @@ beginning, which the cost model does not count.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from spantrain.core.action import Op
 from spantrain.core.plan import DEFAULT_BUCKET_BYTES, Plan, Replica, Stage, SumModel
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.units import UnitGraph
 from spantrain.cost.replicas import ReplicaCost
 from spantrain.cost.sums import sum_options
@@ -58,8 +59,7 @@ def _tuned(plan: Plan, index: int, costs: ReplicaCost, free_bytes: Mapping[str, 
     return min(tried, key=lambda option: _summed_s(option, op, works, costs))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _AlikeReplicas:
+class _AlikeReplicas(Record):
     """What replicas of one sort do in a step."""
 
     replica: Replica

@@ -3,12 +3,13 @@
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spantrain.core.outer.groups import OuterPlan
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import Alternative, PlanReport
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
 from spantrain.planner.assembly.recompute import proposals_of, recomputing_all
 from spantrain.planner.assembly.tuning import check_sequence, slicing
@@ -70,8 +71,7 @@ def make_plan(profile: Profile, job: JobSpec, options: PlanOptions | None = None
     return outcome.beside_second_level(_Planning(profile, job, both).run())
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _Answer(Record):
     """What a strategy came up with: its best proposal, and the runners-up for the reasons."""
 
     figures: StrategyFigures

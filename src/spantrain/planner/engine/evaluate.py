@@ -3,7 +3,7 @@
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 
 from spantrain.config.prices import load_prices
@@ -11,6 +11,7 @@ from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.planned.hints import DispatchHints
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.cost.memory import MemoryCost
 from spantrain.cost.money import Energy, Money, Prices, energy_of_step, money_of_step
 from spantrain.cost.network import NetworkCost
@@ -108,8 +109,7 @@ def plan_key(plan: Plan) -> PlanKey:
     return plan.stages, plan.schedule, plan.hints
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkLoad:
+class LinkLoad(Record):
     """What a step sends over something that several pairs of devices share, in one direction."""
 
     size_bytes: int

@@ -12,12 +12,13 @@ so that their inner steps end together.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 from spantrain.core.outer.groups import OuterGroup, OuterPlan
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.core.span import apportion, equal_spans
 from spantrain.cost.network import NetworkCost
 from spantrain.errors import InfeasiblePlanError, PlanError, ScheduleError
@@ -32,8 +33,7 @@ _BOUNDARIES = 6
 _ALL_SETS_UP_TO = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Boundary:
+class Boundary(Record):
     """The way between two first-level groups, in its slower direction, as their first devices have it."""
 
     groups: tuple[str, str]
@@ -41,16 +41,14 @@ class Boundary:
     latency_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterExchange:
+class OuterExchange(Record):
     """The exchange at the end of a round."""
 
     server: str
     seconds: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Joined:
+class Joined(Record):
     """Groups that train by themselves, with their parts of the global batch."""
 
     samples: Mapping[str, int]
@@ -121,8 +119,7 @@ _SEARCHED_UP_TO = 32
 _NOT_ALLOWED = "only with --allow-outer: it does not compute what one device would"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalPlans:
+class LocalPlans(Record):
     """A first-level group, and the plans inside it that fit."""
 
     group: DeviceGroup
@@ -132,8 +129,7 @@ class LocalPlans:
     """The fastest first; empty where none was found."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OuterOutcome:
+class OuterOutcome(Record):
     """Groups joined by an outer optimizer, with the plan of each."""
 
     outer: OuterPlan

@@ -1,10 +1,10 @@
 """Strategies by name: ours, and those that installed packages add (`docs/contributing.md` has the recipe)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from spantrain.core.names import unknown_name
+from spantrain.core.records import Record
 from spantrain.errors import UsageError
 from spantrain.planner.request import Strategy
 from spantrain.planner.strategies import baselines
@@ -19,8 +19,7 @@ ENTRY_POINTS = "spantrain.strategies"
 """The group of entry points of which each names a `RegisteredStrategy`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegisteredStrategy:
+class RegisteredStrategy(Record):
     """A strategy, and a line on it."""
 
     propose: Strategy

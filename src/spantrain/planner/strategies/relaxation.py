@@ -16,12 +16,12 @@ hides, or of samples that do not divide evenly.
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from spantrain.core.action import SPLIT_OPS, Op
+from spantrain.core.records import Record
 from spantrain.cost.memory import framework_bytes
 from spantrain.cost.span_tables import Array
 from spantrain.planner.request import Objective, PlanRequest
@@ -33,8 +33,7 @@ _EVERY_PAIR_UP_TO = 64
 _NOTHING = 1e-15
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepBound:
+class StepBound(Record):
     """The least that a step can take, with parts of the reason."""
 
     value: float

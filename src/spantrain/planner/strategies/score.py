@@ -16,6 +16,7 @@ from typing import TypeVar
 from spantrain.config.prices import load_prices
 from spantrain.core.cluster import Cluster, Device
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.cost.money import IDLE_POWER_RATIO, NETWORK_J_PER_BYTE, Prices, usd_per_second
 from spantrain.errors import PlanError, ScheduleError
 from spantrain.planner.request import Constraints, Evaluation, Objective, PlanRequest, Proposal
@@ -58,8 +59,7 @@ def looks_of(plan: Plan, value: float) -> tuple[object, ...]:
     return structure_of(plan), f"{value:.9g}", *stages
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weights:
+class Weights(Record):
     """Weights of one objective on one cluster."""
 
     second: float

@@ -9,13 +9,13 @@ from enum import IntEnum
 from spantrain.core.action import Action, Direction, Op, requires
 from spantrain.core.messages import Arrived, Command, Event, Finished, Recut, Run
 from spantrain.core.planned.hints import PlannedOrder
+from spantrain.core.records import Record
 from spantrain.core.span import Coverage, Span
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.recut import Renumbering, check_recut
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaTask:
+class ReplicaTask(Record):
     """Everything that a replica may know."""
 
     stage: int

@@ -8,9 +8,9 @@ are left to the next step here, where the whole plan is checked.)
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from spantrain.core.action import Op
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.errors import ScheduleError
 
@@ -52,8 +52,7 @@ def check_recut(spans: Sequence[Span], unbegun: Sequence[Span], planned: Sequenc
     return replaced
 
 
-@dataclass(frozen=True, kw_only=True)
-class Renumbering:
+class Renumbering(Record):
     """Micro-batches before and after a re-cut, by number."""
 
     spans: tuple[Span, ...]

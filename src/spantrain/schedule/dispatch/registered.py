@@ -1,16 +1,15 @@
 """What a schedule is made of; ours and those of installed packages alike."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from spantrain.core.records import Record
 from spantrain.schedule.dispatch.machine import DispatchMachine, ReplicaTask
 from spantrain.schedule.dispatch.several import SeveralStages, SharedTask
 from spantrain.schedule.layout import CutLayout
 from spantrain.schedule.orders import Orders
 
 
-@dataclass(frozen=True, kw_only=True)
-class RegisteredSchedule:
+class RegisteredSchedule(Record):
     """A schedule: static, with the orders of all replicas, or decided at run time, with a policy for each."""
 
     name: str

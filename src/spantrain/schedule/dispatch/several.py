@@ -5,11 +5,11 @@ further up (Narayanan et al., "Efficient Large-Scale Language Model Training on 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from spantrain.core.action import Action, Op
 from spantrain.core.messages import Arrived, Command, Event, Finished, StepStarted
 from spantrain.core.planned.hints import PlannedOrder
+from spantrain.core.records import Record
 from spantrain.errors import ScheduleError
 from spantrain.schedule.dispatch.machine import DispatchMachine, DispatchState, Patience, ReplicaTask, planned_actions
 from spantrain.schedule.dispatch.recut import Renumbering
@@ -18,8 +18,7 @@ Ready = tuple[int, Op, int]
 """A stage, an operation, and which of the stage's own micro-batches."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedTask:
+class SharedTask(Record):
     """Everything that a device with several stages may know."""
 
     stages: tuple[ReplicaTask, ...]

@@ -1,10 +1,10 @@
 """One step of a trace as an SVG picture: a row for each device, its actions, and the messages between rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from xml.sax.saxutils import escape
 
+from spantrain.core.records import Record
 from spantrain.core.trace import Interval, Trace
 from spantrain.errors import UsageError
 
@@ -34,8 +34,7 @@ def draw_trace(trace: Trace, *, title: str | None = None) -> str:
     return "\n".join([*picture.frame(heading), *picture.bars(), *picture.messages(), *picture.legend(), "</svg>", ""])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Picture:
+class _Picture(Record):
     """Where on the page things are."""
 
     work: Sequence[Interval]

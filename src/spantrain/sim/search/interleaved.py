@@ -9,13 +9,14 @@ the virtual clock: what they did is the order.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.core.planned.hints import DispatchHints, PlannedOrder, PlannedWait
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.core.trace import Trace
 from spantrain.errors import PlanError, ScheduleError
@@ -39,8 +40,7 @@ _SIMULATED, _SMALL = 3, 6_000
 """Rules that are simulated: those that are best in the model; of a step of more actions than that, the best."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rule:
+class _Rule(Record):
     preference: tuple[Op, ...] = _PREFERENCES[0]
     deep: bool
     """Whether forwards of a device's later stages go first."""

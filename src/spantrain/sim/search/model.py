@@ -8,14 +8,14 @@ from heapq import heappop, heappush
 
 from spantrain.core.action import Action, Direction, Op
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.schedule.layout import Router, neighbour
 from spantrain.sim.costs import StepCosts
 from spantrain.sim.sums import sum_behind_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class Room:
+class Room(Record):
     """What a device may hold of samples in flight."""
 
     size_bytes: float
@@ -44,8 +44,7 @@ Message = tuple[int, float, float, int, int, int]
 The link is negative where a device's next stage takes it, at once."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepModel:
+class StepModel(Record):
     """Replicas are devices, numbered stage by stage. Each own micro-batch passes the parts of a device in turn.
 
     In interleaved plans some of them are one in truth, a crew: they do one thing at a time, and share their memory.

@@ -7,12 +7,13 @@ rules and schedules that it started from: those are simulated with the same memo
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from spantrain.core.action import Action, Op
 from spantrain.core.plan import Plan
 from spantrain.core.planned.hints import DispatchHints, PlannedOrder, PlannedWait
+from spantrain.core.records import Record
 from spantrain.core.span import Span, tapered_sizes
 from spantrain.errors import PlanError, ProfileError
 from spantrain.schedule.dispatch.recut import halved
@@ -31,8 +32,7 @@ _WORTH = 1e-4
 """Hints that gain less than this part of the plain rule's seconds are left out."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchEffort:
+class SearchEffort(Record):
     """How long to search; counted, so that the same plan gives the same order on every machine."""
 
     max_runs: int = 400
@@ -103,8 +103,7 @@ def _rules(model: StepModel) -> dict[str, list[tuple[int, ...]]]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class _FoundOrder:
+class _FoundOrder(Record):
     """An order in a model: with halves of backwards or without."""
 
     name: str

@@ -1,13 +1,13 @@
 """Seconds of the ways between parts of a pipeline for every cut: what the bounds of `auto` and `exhaustive` read."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
+from spantrain.core.records import Record
 from spantrain.core.span import apportion
 from spantrain.cost.span_tables import Array, SpanTables
 from spantrain.formats.registry import WireFormat
@@ -27,8 +27,7 @@ class PipelinePart(NamedTuple):
     samples: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(Record):
     """How the global batch is cut: `whole` micro-batches of `size` samples, and one of `rest` if that is not 0."""
 
     size: int

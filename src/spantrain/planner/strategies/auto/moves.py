@@ -4,10 +4,10 @@ Blocks of devices move together: single devices in small clusters, parts of a cl
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.planner.strategies.auto.cuts import Parts
 from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
@@ -228,8 +228,7 @@ _SPEED_AT = 4
 """Samples at which kinds are compared."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(Record):
     """Blocks with what the search asks of each."""
 
     blocks: tuple[Block, ...]

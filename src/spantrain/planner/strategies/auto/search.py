@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from spantrain.core.cluster import Cluster
 from spantrain.core.plan import Plan
+from spantrain.core.records import Record
 from spantrain.planner.request import Evaluation
 from spantrain.planner.strategies.auto.cuts import Bounded, Cutter, Parts
 from spantrain.planner.strategies.auto.moves import Moves
@@ -37,8 +38,7 @@ _SHARES_OF_BEST = 3
 """How many of the best neighbours have their cuts and shares varied, too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedPlan:
+class SimulatedPlan(Record):
     """A plan that was simulated."""
 
     score: Score

@@ -1,10 +1,11 @@
 """A plan in the making: parts in order, where they are cut, one micro-batch size; and the plan that it stands for."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
 from spantrain.core.plan import Plan, Stage
+from spantrain.core.records import Record
 from spantrain.core.span import Span, apportion, equal_spans
 from spantrain.planner.assembly.assemble import draft_stage, with_limits
 from spantrain.planner.request import PlanRequest
@@ -13,8 +14,7 @@ from spantrain.planner.strategies.auto.hops import PipelinePart
 from spantrain.planner.strategies.auto.parts import PartCosts
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanShape:
+class PlanShape(Record):
     """What a search changes; in-flight limits follow from memory."""
 
     size: int

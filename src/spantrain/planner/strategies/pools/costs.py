@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated, NamedTuple, Protocol, TypeVar
 
@@ -45,8 +44,7 @@ def devices_of(runs: Iterable[tuple[PoolReplica, int]]) -> Counter[int]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolStage:
+class PoolStage(Record):
     """Consecutive units and who runs them; the k-th replicas of all stages are one pipeline."""
 
     units: range
@@ -71,8 +69,7 @@ class PoolStage:
         return sum(count for _, count in self.runs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolPlan:
+class PoolPlan(Record):
     """What runs where, by pool: 1F1B, one micro-batch size, as many replicas in every stage."""
 
     micro_batch: int
@@ -205,8 +202,7 @@ _ROUGHLY = 1.25
 """Factor by which a guess may be wrong."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Goal:
+class Goal(Record):
     """Seconds or US dollars of a step, with limits on both."""
 
     cheapest: bool = False

@@ -14,11 +14,12 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
+from spantrain.core.records import Record
 from spantrain.planner.strategies.pools.costs import Goal, PoolCosts, PoolPlan, PoolReplica, PoolStage, devices_of
 from spantrain.planner.strategies.pools.placing import Placer
 from spantrain.planner.strategies.pools.recipes import ChainCosts, Guess, Recipe, StageChain
@@ -109,8 +110,7 @@ _SITES, _NEAR_SITES = 3, 1.5
 Score = tuple[float, float, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankedPlan:
+class RankedPlan(Record):
     """A plan with what the search expects of it."""
 
     plan: PoolPlan

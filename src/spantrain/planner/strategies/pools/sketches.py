@@ -3,12 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
+from spantrain.core.records import Record
 from spantrain.cost.span_tables import Array
 from spantrain.planner.groups import few_orders
 from spantrain.planner.strategies.pools.costs import Goal, PoolReplica
@@ -31,8 +31,7 @@ _MAX_DEGREES = 100
 """Combinations of tensor-parallel degrees; where there are more, all kinds have about the same."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sort:
+class _Sort(Record):
     """What one sort of replica does with the whole model."""
 
     member: PoolReplica

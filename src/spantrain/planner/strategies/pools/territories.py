@@ -7,11 +7,11 @@ once. The order of a cluster's file plays no part.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
+from spantrain.core.records import Record
 from spantrain.planner.strategies.pools.costs import PoolCosts, PoolReplica
 
 _STARTS = 4
@@ -32,8 +32,7 @@ class Family(NamedTuple):
     memory_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Territory:
+class Territory(Record):
     """Sites in the order in which they are filled, as pools by family."""
 
     sites: tuple[str, ...]

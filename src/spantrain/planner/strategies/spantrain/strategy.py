@@ -19,7 +19,7 @@ in progress that holds up a gradient; it shows where micro-batches are few.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from operator import attrgetter
 from typing import NamedTuple
@@ -28,6 +28,7 @@ import numpy as np
 
 from spantrain.core.plan import Plan
 from spantrain.core.quantities import format_seconds
+from spantrain.core.records import Record
 from spantrain.cost.span_tables import Array
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import ReplicaDevices, Row, infeasible, stages_between
@@ -132,8 +133,7 @@ def _ranked(space: "_GroupSpace", sizes: Sequence[int]) -> list["_SolvedArrangem
     return sorted(ranked, key=attrgetter("value_s"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _SolvedArrangement:
+class _SolvedArrangement(Record):
     """What algorithm 1 came to for one micro-batch size."""
 
     size: int

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.planner.assembly.assemble import ReplicaDevices
 from spantrain.planner.groups import ALIKE_RATIO, DeviceGroup, few_orders
 
@@ -166,8 +167,7 @@ _STEPS = (1, 4)
 """Units that are moved over a cut at once; besides, all that there are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Beam:
+class Beam(Record):
     """Keeps the best arrangements, and changes them until none of the changes is kept.
 
     Kept of the paper: random orders with cuts by capacity to start from, reordering and moving units between neighbours

@@ -5,7 +5,7 @@ A domain is a first-level group; a layout sets its devices up as slots (future s
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from itertools import chain, combinations, pairwise, product
 from statistics import fmean
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spantrain.core.profile import Profile
+from spantrain.core.records import Record
 from spantrain.cost.span_tables import Array
 from spantrain.planner.assembly.assemble import ReplicaDevices, begins_by
 from spantrain.planner.groups import DeviceGroup, few_orders, message_seconds, orders_to_try
@@ -135,8 +136,7 @@ _BOUND_SLACK = 0.9
 """The bound adds rates of slots over the whole model; units that suit a kind better can beat it a little."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DomainCandidate:
+class DomainCandidate(Record):
     """Domains in order, their slots, a micro-batch size, and (once solved) where the cuts are."""
 
     order: tuple[str, ...]
@@ -152,8 +152,7 @@ class DomainCandidate:
         return tuple(device for slot in self.slots for device in slot.devices)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchResult:
+class SearchResult(Record):
     """What a search found."""
 
     solved: tuple[DomainCandidate, ...]

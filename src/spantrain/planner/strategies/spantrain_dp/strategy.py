@@ -6,12 +6,13 @@ estimate. Quotas are kept by leaving devices out before the search begins.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from spantrain.core.plan import Plan, Stage
 from spantrain.core.profile import Profile
 from spantrain.core.quantities import format_seconds
+from spantrain.core.records import Record
 from spantrain.cost.step import StepCost, StepEstimate
 from spantrain.errors import InfeasiblePlanError
 from spantrain.planner.assembly.assemble import infeasible
@@ -23,8 +24,7 @@ from spantrain.planner.strategies.spantrain.tables import WayTables
 from spantrain.planner.strategies.spantrain_dp.search import DomainCandidate, SearchResult, search
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BuiltCandidate:
+class _BuiltCandidate(Record):
     """A solved candidate as a plan, with its estimate."""
 
     candidate: DomainCandidate
