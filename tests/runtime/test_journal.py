@@ -6,14 +6,23 @@ import pytest
 
 from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import Session
-from spantrain.app.training.recovery.journal import BegunLeg, CommittedStep, Journal, adopted_run, credentials_in
+from spantrain.app.training.recovery.journal import (
+    BegunLeg,
+    CommittedStep,
+    Journal,
+    adopted_run,
+    credentials_in,
+    first_leg,
+    held_run,
+)
 from spantrain.app.training.requests import TrainRequest
 from spantrain.config.artefacts import write_profile
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.job import TrainJob
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError
-from spantrain.runtime.checkpoint.manifest import Manifest
+from spantrain.runtime.checkpoint.manifest import Manifest, write_manifest, write_marker
+from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.requests import StepVerdict
 
 VERDICT = StepVerdict(grad_norm=1.0, checkpoint=False, stop=False, evaluate=False)
@@ -124,5 +133,22 @@ def test_who_ends_a_run_leaves_no_journal_and_no_credentials(journal, plan, tmp_
 def test_no_more_steps_than_it_has_are_refused(journal, plan, tmp_path):
     journal.write(BegunLeg(plan=plan, step=0, kept=False))
     commit(journal, 0, 1)
+    with pytest.raises(ConfigError, match="has 2 steps done; --steps is the number in all"):
+        adopted_run(tmp_path, 2, functions=())
+
+
+def test_what_is_left_of_a_run_whose_steps_are_all_done_is_to_save_unless_that_is_done(journal, plan, tmp_path):
+    journal.write(BegunLeg(plan=plan, step=0, kept=False))
+    commit(journal, 0)
+    last = replace(VERDICT, stop=True, checkpoint=True)
+    journal.write(CommittedStep(step=1, loss=1.0, verdict=last, keepers=NOBODY))
+    found = adopted_run(tmp_path, 2, functions=())
+    assert (first_leg(found).first_step, first_leg(found).is_over) == (2, True)
+    assert not first_leg(adopted_run(tmp_path, 3, functions=())).is_over
+    saved = replace(held_run(tmp_path), step=2)
+    folder = tmp_path / "checkpoint" / "step-2"
+    folder.mkdir(parents=True)
+    write_manifest(Disk(), folder, saved)
+    write_marker(Disk(), folder)
     with pytest.raises(ConfigError, match="has 2 steps done; --steps is the number in all"):
         adopted_run(tmp_path, 2, functions=())

@@ -26,6 +26,8 @@ from spantrain.transport.relay.protocol import RelayAccess
 _LOCAL_JOIN_TIMEOUT_S = 120.0
 _LOCAL_HEARTBEAT_TIMEOUT_S = 60.0
 """For workers of this machine: their deaths are seen at once without heartbeats, and a crowded machine is slow."""
+_BACK_S = 60.0
+"""How long the last ones are awaited where others hold all of a run; they may join later."""
 
 
 class SessionOptions(Record):
@@ -49,6 +51,8 @@ class SessionOptions(Record):
     """How long to wait for workers of other machines."""
     heartbeat_timeout_s: float | None = None
     """After what silence a worker is lost; None: as measured, 6 s at most; here a minute, where its end is seen."""
+    is_enough: Callable[[Coordinator], bool] = lambda _coordinator: False
+    """Says whether a run can go on with the workers of other machines that have joined, without those that have not."""
     credentials: Path | None = None
     """The file of what workers of other machines know the coordinator by, so that one that is started again is the same
     for them; made if it is not there. None: nothing is kept."""
@@ -169,7 +173,7 @@ def _remote(wanted: WantedWorkers, options: SessionOptions, reporter: Reporter, 
     stack.callback(workers.expect_ends)  # before that
     workers.start(coordinator.join_address, coordinator.token)
     patience_s = launch.workers.patience_s if launch else options.join_timeout_s
-    wait_for(coordinator, devices, patience_s, reporter, tell=reporter.note)
+    wait_for(coordinator, devices, patience_s, reporter, tell=reporter.note, is_enough=options.is_enough)
     return Session(cluster=cluster, devices=devices, coordinator=coordinator, network="real", outlived=kept is not None)
 
 
@@ -238,6 +242,7 @@ def wait_for(
     reporter: Reporter,
     *,
     tell: Callable[[str], None] = lambda _text: None,
+    is_enough: Callable[[Coordinator], bool] = lambda _coordinator: False,
 ) -> None:
     """Wait until these devices have joined; the place of one that is lost meanwhile is free for another worker.
 
@@ -247,13 +252,19 @@ def wait_for(
         timeout_s: how long to wait for the last one.
         reporter: hears, again and again, how many have joined.
         tell: hears of each that comes or goes, and how to start it again.
+        is_enough: says whether it is, without those that have not come for a minute; asked once a minute.
 
     Raises:
         PeerLostError: some did not come in time, or the worker of one that was started here has ended.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s, look_s = time.monotonic() + timeout_s, time.monotonic() + _BACK_S
     missing = list(names)
     while missing:
+        if time.monotonic() > look_s:
+            if is_enough(coordinator):
+                tell(f"{', '.join(missing)} did not join within {_BACK_S:.0f} s: others hold all that the run needs")
+                return
+            look_s = time.monotonic() + _BACK_S
         for device, reason in coordinator.gone(names).items():
             command = coordinator.join_command(device)
             tell(f"Device {device} is gone: {reason}. It is waited for again: {command}")

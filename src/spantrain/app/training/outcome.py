@@ -321,9 +321,13 @@ def link_figures(results: Mapping[str, TrainResult], total_s: float) -> dict[str
     }
 
 
-def measured_step_s(outcomes: Sequence[StepOutcome], *, overlap: bool = False) -> float:
-    """Return the duration of a step after the warm-up, evaluations left out, as `run_folder.typical_s` takes it."""
-    return typical_s([outcome.duration_s for outcome in steady(outcomes)], overlap=overlap)
+def measured_step_s(outcomes: Sequence[StepOutcome], *, overlap: bool = False, otherwise_s: float = 0.0) -> float:
+    """Return the duration of a step after the warm-up, evaluations left out, as `run_folder.typical_s` takes it.
+
+    `otherwise_s`: where no step was trained.
+    """
+    durations_s = [outcome.duration_s for outcome in steady(outcomes)]
+    return typical_s(durations_s, overlap=overlap) if durations_s else otherwise_s
 
 
 def steady(outcomes: Sequence[StepOutcome]) -> list[StepOutcome]:

@@ -293,8 +293,8 @@ class _RunOnSession:
         self._plans.ended(len(self._losses))
         request, plan, outcomes = self._request, self._plans.plan, self._last_steps()
         job = request.job
-        measured_s = measured_step_s(outcomes, overlap=job.staleness > 0)
         predicted = predict(plan, request.profile, optimizer=job.optimizer_state, staleness=job.staleness)
+        measured_s = measured_step_s(outcomes, overlap=job.staleness > 0, otherwise_s=predicted.step_s)
         ratio = max(result.real_compute_ratio for result in results.values())
         if request.plan.cluster.emulated and ratio > MAX_REAL_COMPUTE:
             self._reporter.note(too_fast(request.plan.cluster, ratio))
@@ -315,12 +315,12 @@ class _RunOnSession:
             devices={
                 name: device_figures(plan, name, results[name], predicted, outcomes, request.profile.graph)
                 for name in plan.devices
-                if name in results
+                if name in results and steady(outcomes)
             },
             links=link_figures(results, sum(outcome.duration_s for outcome in self._outcomes)),
             generation=plan.generation,
             schedule=plan.schedule,
-            trace=str(request.out / TRACE_FILE),
+            trace=str(request.out / TRACE_FILE) if steady(outcomes) else "",
             checkpoint=self._checkpoints.path,
             heldout_losses=tuple(
                 HeldOutLoss(steps_done=entry.step, loss=entry.eval_loss) for entry in self._log.evaluations
@@ -343,13 +343,18 @@ class _RunOnSession:
         return [outcome for outcome in self._outcomes if outcome.step >= self._plans.first_step]
 
     def _write(self, results: Mapping[str, TrainResult]) -> None:
-        """Leave in the run's folder what `spantrain validate` compares."""
-        request = self._request
+        """Leave in the run's folder what `spantrain validate` compares, if any step was trained."""
+        request, steps = self._request, steady(self._last_steps())
+        if not steps:
+            self._reporter.note(
+                "All steps had been done before: figures of a step are predicted, and there is no trace"
+            )
+            return
         record = RunRecord(
             plan="",
             profile="",
             optimizer=request.job.optimizer_state,
-            **measured(steady(self._last_steps()), overlap=request.job.staleness > 0),
+            **measured(steps, overlap=request.job.staleness > 0),
             peak_bytes={name: r.peak_bytes for name, r in results.items() if r.peak_bytes is not None},
             first_step=self._plans.first_step,
             staleness=request.job.staleness,

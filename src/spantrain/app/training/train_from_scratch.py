@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from spantrain.app.profiling.slowing import slowed
 from spantrain.app.reporter import Reporter
 from spantrain.app.session import Session, SessionOptions, open_session
 from spantrain.app.training.outcome import TrainOutcome
-from spantrain.app.training.recovery.journal import credentials_in
+from spantrain.app.training.recovery.journal import can_go_on, credentials_in
 from spantrain.app.training.requests import Grouping, RunOptions, TrainRequest, new_run
 from spantrain.app.training.run_folder import alone_in, remove_old_run
 from spantrain.app.training.stop import StopRequest
@@ -113,7 +114,7 @@ def train_request(
     Raises:
         WorkerError, PeerLostError: a device failed or was lost; the run has been ended everywhere.
     """
-    plan = request.plan
+    plan, options = request.plan, replace(options, is_enough=partial(can_go_on, request))
     with _workers(plan.cluster, plan.devices, plan.model, request.out, options, listener) as session:
         return train(session, request, stop, listener), request
 

@@ -105,8 +105,8 @@ class OrderRunner:
         """Those that were opened for the order under way."""
         self._last: TrainSession | FollowSession | None = None
         """The last train order's, or follow order's, for what is still held of it."""
-        self._is_over = False
-        """Whether its run has ended, as far as is known here."""
+        self.has_part = False
+        """Whether this device has a part in a run that has not ended, as far as is known here."""
         self._before: frozenset[tuple[int, str]] | None = None
         """Sockets from before the first of them, if any."""
         self._journal: JournalCopy | None = None
@@ -114,7 +114,7 @@ class OrderRunner:
     @property
     def held(self) -> HeldState | None:
         """What is held of the last train order, if anything."""
-        return self._last.held if isinstance(self._last, TrainSession) and not self._is_over else None
+        return self._last.held if isinstance(self._last, TrainSession) and self.has_part else None
 
     @property
     def is_whole(self) -> bool:
@@ -200,10 +200,10 @@ class OrderRunner:
         left = self._last.leave(order.kept, order.first_step) if self._last and order.kept else None
         if order.kept is None:
             self._last = None
+        self.has_part = True
         self._last = session = session_of(order, self._links(), left)
-        self._is_over = False
         result = session.run()
-        self._is_over = not session.paused
+        self.has_part = session.paused
         return result
 
     def _copy_journal(self, run: str) -> None:

@@ -95,7 +95,7 @@ class Worker:
         self._to_stop = threading.Event()
         self._leaving = ""  # why it is to leave behind a step
         self._is_watched = False
-        self._relayed = ""  # where a relay has others reach it
+        self._tunnel = contextlib.ExitStack()  # by which a relay has others reach the mailbox
         self._asked_reach = 0  # the last question of that
         torch.set_num_threads(1)
 
@@ -125,6 +125,7 @@ class Worker:
         with contextlib.ExitStack() as stack:
             self._join(JOIN_S)
             stack.callback(lambda: self._client.close())
+            stack.callback(self._tunnel.close)
             self._listen()
             stack.callback(lambda: self._mailbox.close())
             self._orders = OrderRunner(
@@ -132,7 +133,7 @@ class Worker:
             )
             self._watch = stack.enter_context(Watch(self._standing, interrupt=self._orders.interrupt, give_up=_give_up))
             self._is_watched = True
-            while self._take_part(stack):
+            while self._take_part():
                 pass
 
     def _listen(self) -> None:
@@ -179,27 +180,27 @@ class Worker:
                     raise
         raise AssertionError("there is a place")
 
-    def _introduction(self, stack: contextlib.ExitStack) -> requests.Introduction:
-        """Return how others reach the mailbox, through a tunnel as long as this process lasts if it needs one."""
+    def _introduction(self) -> requests.Introduction:
+        """Return how others reach the mailbox, through a tunnel as long as it is there if it needs one."""
         near, relay = self._mailbox.endpoint, self._settings.relay
         told = f"tcp://{replace(Address.parse(near.removeprefix('tcp://')), host=self._settings.data_address)}"
-        if relay is not None and not self._relayed:
+        relayed = ""
+        if relay is not None:
             ends = [TunnelEnd(at=Address.parse(near.removeprefix("tcp://")))]
-            self._relayed = f"tcp://{stack.enter_context(tunnel(relay, ends))[0]}"
-            stack.callback(lambda: self._mailbox.close())  # before the tunnel: its goodbyes go through
+            relayed = f"tcp://{self._tunnel.enter_context(tunnel(relay, ends))[0]}"
         return requests.Introduction(
-            endpoint=self._relayed or (told if self._settings.listen_address else near),
+            endpoint=relayed or (told if self._settings.listen_address else near),
             public_key=self._mailbox.public_key,
-            near=near if self._relayed or self._settings.listen_address else "",
+            near=near if relayed or self._settings.listen_address else "",
             held=self._orders.held,
         )
 
-    def _take_part(self, stack: contextlib.ExitStack) -> bool:
+    def _take_part(self) -> bool:
         """Carry out orders until there are no more; return whether to go on, under a coordinator that has come back."""
         heartbeats = self._heartbeats
         heartbeats.start()
         try:
-            self._control.ask(self._introduction(stack))
+            self._control.ask(self._introduction())
             self._serve()
         except BaseException as error:
             self._say_goodbye(error)
@@ -217,8 +218,8 @@ class Worker:
 
     @property
     def _keeps(self) -> bool:
-        """Whether this worker keeps what it holds of a run for a coordinator that comes back."""
-        return self._settings.keep_s > 0 and self._orders.held is not None
+        """Whether this worker keeps what it holds of a run, if anything yet, for a coordinator that comes back."""
+        return self._settings.keep_s > 0 and self._orders.has_part
 
     def _come_back(self, lost: BaseException) -> None:
         """Join again, with what is held.
@@ -247,12 +248,15 @@ class Worker:
                 self._to_stop.wait(_AGAIN_S)
             else:
                 self._orders.control = self._control
-                self._move()
+                self._listen_anew()
                 _log.warning("%s: the coordinator is back", self._name)
                 return
 
-    def _move(self) -> None:
-        """Listen elsewhere, if this machine has the address no more at which it did."""
+    def _listen_anew(self) -> None:
+        """Have a mailbox that knows no generation: those of a coordinator that begins with a checkpoint may be older.
+
+        It is elsewhere, if this machine has the address no more at which it was.
+        """
         settings = self._settings
         try:
             settings.listens_at.check_free()
@@ -262,10 +266,10 @@ class Worker:
             translated = bool(settings.listen_address)  # what others dial stays then
             moved = replace(settings, listen_address=here) if translated else replace(settings, data_address=here)
             self._settings = self._orders.settings = moved
-            self._mailbox.close()
-            self._relayed = ""
-            self._listen()
-            self._orders.mailbox = self._mailbox
+        self._mailbox.close()  # before the tunnel: its goodbyes go through
+        self._tunnel.close()
+        self._listen()
+        self._orders.mailbox = self._mailbox
 
     def leave(self, why: str) -> bool:
         """Have it leave behind a step, with what it holds given to others; return whether it will.

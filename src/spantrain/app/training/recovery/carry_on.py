@@ -131,7 +131,7 @@ def setback_of(
     barrier.abort(str(error))
     here = coordinator.settle((*leg.plan.devices, *leg.givers))
     until_s = time.monotonic()
-    if not here and session.workers is None:
+    if not (here or coordinator.holders(barrier.committed.step)) and session.workers is None:
         tell(f"None of the devices is heard ({error.why}): all are awaited for {format_seconds(_BACK_S)}")
         until_s += _BACK_S
     while missing and time.monotonic() < until_s and not stop.wanted:

@@ -24,8 +24,8 @@ from spantrain.config.files.text_files import locked_file, read_text, write_atom
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.plan import Plan
 from spantrain.core.records import Record
-from spantrain.errors import ConfigError
-from spantrain.recovery.policy import holds_all
+from spantrain.errors import ConfigError, PlanError, ProfileError
+from spantrain.recovery.policy import OnLoss, holds_all
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest
 from spantrain.runtime.checkpoint.saver import CHECKPOINTS
 from spantrain.runtime.checkpoint.tensor_file import step_folder
@@ -33,6 +33,7 @@ from spantrain.runtime.control.data_requests import CREDENTIALS_FILE, JOURNAL_FI
 from spantrain.runtime.control.orders import KeptState
 from spantrain.runtime.control.requests import StepVerdict
 from spantrain.runtime.coordinator.barrier import CommitPoint, StepOutcome
+from spantrain.runtime.coordinator.coordinator import Coordinator
 from spantrain.runtime.coordinator.journal_feed import JournalFeed
 
 _LOCK_S = 5.0
@@ -231,7 +232,9 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
     if found is None:
         return None
     manifest, origin, held = found
-    if steps <= held.step:
+    saved = newest(run)
+    is_over = steps == held.step and held.verdict is not None and held.verdict.stop
+    if not (is_over or steps > held.step) or (is_over and saved is not None and saved.content.step == steps):
         raise ConfigError(f"{run} has {held.step} steps done; --steps is the number in all, give more than that")
     if origin is not None and not Path(manifest.profile).is_file():  # this is the standby coordinator's machine
         manifest = replace(manifest, profile=str((run / "profile.json").resolve()))
@@ -250,6 +253,20 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
             held=held,
         ),
     )
+
+
+def can_go_on(request: TrainRequest, coordinator: Coordinator) -> bool:
+    """Whether a run whose coordinator had gone can go on with what those hold that have joined, without the others."""
+    held = request.resume.held if request.resume else None
+    if held is None or request.options.on_loss is OnLoss.END:
+        return False
+    if not holds_all(held.plan, coordinator.holders(held.step)):
+        return False
+    try:
+        request.check_plan(request.light_change(request.plan, frozenset(coordinator.here())).plan)
+    except (PlanError, ProfileError):
+        return False
+    return True
 
 
 def with_what_is_held(session: Session, request: TrainRequest, reporter: Reporter) -> TrainRequest:
@@ -276,4 +293,7 @@ def first_leg(request: TrainRequest) -> Leg:
     if resume is None or resume.held is None:
         return Leg(plan=plan, first_step=resume.content.step if resume else 0, resume=resume)
     held = resume.held
-    return Leg(plan=plan, first_step=held.step, kept=KeptState(verdict=held.verdict), held_under=held.plan)
+    return Leg(
+        plan=plan, first_step=held.step, kept=KeptState(verdict=held.verdict), held_under=held.plan,
+        is_over=held.step == request.job.steps,
+    )  # fmt: skip
