@@ -13,6 +13,7 @@ from transformers import EarlyStoppingCallback
 
 import spantrain
 from spantrain.app.training.metrics import BestCheckpoint, EvaluationMetrics
+from spantrain.app.watching.view import read_view
 from spantrain.app.weights import export_run
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import latest_checkpoint
@@ -151,6 +152,7 @@ def test_devices_that_evaluate_keep_the_best_which_a_run_that_goes_on_knows(mine
     evaluated = [json.loads(line) for line in (tmp_path / "ours" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in evaluated if line["event"] == "evaluation"]
     assert steps == [0, 2, 4, 6, 8, 10]
+    assert [step for step, _ in read_view(tmp_path / "ours").evaluations] == steps
     torch.testing.assert_close(dict(trainer.model.state_dict()), trainer.state_dict())
     ours(mine, tmp_path / "ours", mine.samples, max_steps=12, resume_from_checkpoint=True,
          load_best_model_at_end=False).train()  # fmt: skip

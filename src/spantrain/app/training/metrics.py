@@ -1,7 +1,7 @@
 """What a run says of itself as it goes, of steps, evaluations and checkpoints: to its file, trackers, and who waits."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -155,6 +155,8 @@ class RunLog:
         resume, self._request, self._ledger, self._reporter = request.resume, request, ledger, reporter
         self._first_step = resume.content.step if resume else 0
         self._file = self._begun(self._first_step, resume.folder.parent.parent if resume else None)
+        self.before = tuple(self._file.evaluations)
+        """Evaluations of the run that goes on."""
         self._trackers: Trackers | None = None
         self._logged_step = self._first_step
         """Up to which scalars of steps were given: those of a step that is done again are not given twice."""
@@ -168,7 +170,7 @@ class RunLog:
 
     def __enter__(self) -> Self:
         request = self._request
-        request.best.went_before(request.out, self._file.evaluations)
+        request.best.went_before(request.out, self.before)
         run = TrackedRun(
             name=request.options.run_name or request.out.name,
             project=request.options.project,
@@ -354,7 +356,7 @@ class BestCheckpoint:
         if step == self.step:
             self.checkpoint = folder
 
-    def went_before(self, run: Path, evaluations: list[EvaluationMetrics]) -> None:
+    def went_before(self, run: Path, evaluations: Iterable[EvaluationMetrics]) -> None:
         """Hear what a run has evaluated that goes on, of the checkpoints that are in its folder."""
         for metrics in evaluations:
             folder = step_folder(run / CHECKPOINTS, metrics.step)

@@ -107,6 +107,7 @@ class _RunOnSession:
         """Between this leg's first step and the end of the one before."""
         self._journal = Journal(session, request, self._watch)
         self._log = RunLog(request, self._ledger, self._watch)
+        self._watch.evaluated_before(self._log.before)
         self._checkpoints = RunCheckpoints(session, request, self._saved, self._manifest, self._watch)
         self._faults = FaultInjector(request.options.faults, session, request.out)
         self._network = RunNetwork(request.options.network_trace, session.testbed, request.plan, request.profile)

@@ -137,7 +137,12 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
     def evaluated(self, metrics: "EvaluationMetrics") -> None:
         """Take a held-out loss."""
         self._shown.evaluated(metrics)
-        self._evaluations.add(metrics.step, metrics.eval_loss)
+        self.evaluated_before([metrics])
+
+    def evaluated_before(self, found: "Iterable[EvaluationMetrics]") -> None:
+        """Take held-out losses that people have been told of, as of the run that goes on."""
+        for metrics in found:
+            self._evaluations.add(metrics.step, metrics.eval_loss)
 
     def saved(self, folder: str) -> None:
         """Take a checkpoint as an event."""
