@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isnan
 from types import SimpleNamespace
 
 import pytest
@@ -63,6 +64,18 @@ def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path, other
     with MetricsFile(out, first_step=3, before=first, tell=print) as file:
         file.write("step", metrics(4, loss=40.0))
     assert [(line["step"], line["loss"]) for line in lines(out)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+def test_what_is_no_finite_number_is_null(tmp_path):
+    with MetricsFile(tmp_path, first_step=0, before=None, tell=print) as file:
+        more = {"eval_perplexity": float("inf"), "eval_f1": 0.5}
+        file.write("evaluation", EvaluationMetrics(step=0, eval_loss=float("nan"), more=more))
+    text = (tmp_path / METRICS_FILE).read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "event": "evaluation", "step": 0, "eval_loss": None, "eval_perplexity": None, "eval_f1": 0.5
+    }  # fmt: skip
+    (found,) = MetricsFile(tmp_path, first_step=0, before=tmp_path, tell=print).evaluations
+    assert (found.step, isnan(found.eval_loss), isnan(found.more["eval_perplexity"])) == (0, True, True)
 
 
 def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path):

@@ -1,12 +1,15 @@
 """Who waited for whom in a step: a device or a link that is late is named, and since when."""
 
 import contextlib
+import json
 from dataclasses import replace
 
 import pytest
 
 from spantrain.app.reporter import Reporter
+from spantrain.app.training.metrics import EvaluationMetrics
 from spantrain.app.watching.chain import StageLayout, StepForecast, StepTrace, reason_of
+from spantrain.app.watching.metrics_text import metrics_of_view
 from spantrain.app.watching.reason_text import chain_lines, late_line, lateness_text
 from spantrain.app.watching.run_watch import Points, RunWatch
 from spantrain.app.watching.view import VIEW_FILE, read_view
@@ -298,3 +301,13 @@ def test_a_long_curve_stays_short_and_keeps_its_last_point():
     assert points.all[-1] == (10_000, 10_000.0)
     points.add(500, 0.5)
     assert points.all[-1] == (500, 0.5), "steps that are done again replace what was not committed"
+
+
+def test_a_held_out_loss_that_is_no_number_leaves_a_view_that_browsers_read(plan, profile, tmp_path):
+    with RunWatch(Noted(), tmp_path, profile, TrainJob(steps=9)) as watch:
+        watch.run_begins(plan)
+        for step, loss in ((0, 3.0), (2, float("nan"))):
+            watch.evaluated(EvaluationMetrics(step=step, eval_loss=loss))
+    json.loads((tmp_path / VIEW_FILE).read_text(), parse_constant=pytest.fail)
+    assert read_view(tmp_path).evaluations == ((0, 3.0), (2, None))
+    assert "spantrain_eval_loss" not in metrics_of_view((tmp_path / VIEW_FILE).read_bytes())

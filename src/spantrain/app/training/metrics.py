@@ -3,7 +3,8 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from math import inf, nan
 from pathlib import Path
 from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -109,10 +110,11 @@ class MetricsFile:
                 self._file.close()
 
     def write(self, event: str, line: StepMetrics | EvaluationMetrics | Mapping[str, Any]) -> None:
-        """Write a line of a step, an evaluation or a checkpoint, with what is known."""
-        found = line if isinstance(line, Mapping) else to_json(line)
+        """Write a line of a step, an evaluation or a checkpoint, with what is known; null: it is no finite number."""
+        found = line if isinstance(line, Mapping) else asdict(line)
         fields = {name: value for name, value in found.items() if value is not None and value is not False}
         fields |= fields.pop("more", {})
+        fields = {name: None if value in (inf, -inf) or value != value else value for name, value in fields.items()}
         assert self._file is not None, "it is open"
         try:
             self._file.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
@@ -125,6 +127,7 @@ class MetricsFile:
 def _evaluation(line: dict[str, Any]) -> EvaluationMetrics | None:
     """Return what a line of a file says of an evaluation; None if it says something else."""
     event = line.pop("event", None)
+    line = {name: nan if value is None else value for name, value in line.items()}
     if event != "evaluation" or "eval_loss" not in line or any(type(n) not in (int, float) for n in line.values()):
         return None
     own = {name: line.pop(name) for name in ("step", "eval_loss", "epoch") if name in line}

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -249,7 +250,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
             step_s_forecast=predicted.step_s if predicted else None,
             tokens_per_s=metrics.tokens_per_s if metrics else None,
             losses=self._losses.all,
-            evaluations=self._evaluations.all,
+            evaluations=tuple((step, loss if isfinite(loss) else None) for step, loss in self._evaluations.all),
             sites=tuple(site.name for site in plan.cluster.sites),
             links=tuple(self._links(plan)),
             stages=tuple(

@@ -108,7 +108,8 @@ class RunView(Record):
     tokens_per_s: float | None
     losses: tuple[tuple[int, float], ...]
     """(steps done, loss), of a long run not of every step."""
-    evaluations: tuple[tuple[int, float], ...]
+    evaluations: tuple[tuple[int, float | None], ...]
+    """None: it was no finite number."""
     sites: tuple[str, ...]
     links: tuple[SeenLink, ...]
     stages: tuple[SeenStage, ...]
