@@ -95,6 +95,7 @@ def test_a_run_that_loses_a_device_leaves_what_the_others_had_done_of_the_step(f
     assert view.unfinished is not None
     assert view.unfinished.step >= 3
     assert {"lab-0", "office-nx", "office-tx2"} >= view.unfinished.work.keys() > set()
+    assert json.loads(spantrain("why", lost, "--json").out)["ending"] == view.ending
     told = spantrain("why", lost)
     assert "was never ended" in told.out, told.err
     assert re.search(r"home-tx2: nothing that anybody knows of", told.out)

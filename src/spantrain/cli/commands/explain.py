@@ -193,7 +193,8 @@ def why(
             "unless steps overlap (--staleness 1)"
         )
     if json_:
-        print_json({"reason": to_json(reason), "unfinished": to_json(view.unfinished)})
+        about = {"run": view.run, "state": view.state, "ending": view.ending}
+        print_json({**about, "reason": to_json(reason), "unfinished": to_json(view.unfinished)})
         return
     console = console_for_people()
     times = f"{format_seconds(reason.duration_s)}; forecast {format_seconds(reason.forecast_s)}"
