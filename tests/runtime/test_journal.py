@@ -101,12 +101,36 @@ def test_what_a_part_that_goes_on_keeps_is_that_of_the_part_before(journal, plan
 
 def test_a_part_that_began_from_a_checkpoint_holds_nothing_before_its_first_step(journal, plan, tmp_path):
     journal.write(BegunLeg(plan=plan, step=0, kept=False))
-    assert adopted_run(tmp_path, 9, functions=()) is None
     commit(journal, 0, 1, 2)
     journal.write(BegunLeg(plan=plan, step=1, kept=False))
     assert adopted_run(tmp_path, 9, functions=()) is None
     commit(journal, 1)
     assert adopted_run(tmp_path, 9, functions=()).resume.losses == (0.0, 1.0)
+
+
+def test_where_nothing_is_held_or_saved_a_run_begins_again_as_it_was_begun(journal, plan, tmp_path):
+    """As where the coordinator is lost in the first step, or all go back to the beginning."""
+    found = adopted_run(tmp_path, 9, functions=())
+    assert (found.resume, found.job.steps, found.plan.stages) == (None, 9, plan.stages)
+    journal.write(BegunLeg(plan=plan, step=0, kept=False))
+    commit(journal, 0, 1)
+    journal.write(BegunLeg(plan=plan, step=0, kept=False))
+    assert adopted_run(tmp_path, 9, functions=()).resume is None
+    assert held_run(tmp_path) is None
+
+
+def test_what_the_one_before_has_left_is_of_use_until_the_next_has_begun(journal, plan, tmp_path, monkeypatch):
+    """It may be killed on its way there."""
+    journal.write(BegunLeg(plan=plan, step=0, kept=False))
+    commit(journal, 0, 1)
+    request = adopted_run(tmp_path, 9, functions=())
+    assert request.resume is not None
+    journal._file.close()
+    again = Journal(journal._session, request, SilentReporter())
+    written = []
+    monkeypatch.setattr(again, "write", lambda *entries: written.append(entries))
+    again.begin(replace(held_run(tmp_path), step=2))
+    assert [[type(entry).__name__ for entry in entries] for entries in written] == [["Manifest", "CommitPoint"]]
 
 
 def test_what_is_damaged_is_refused_by_its_line(journal, plan, tmp_path):

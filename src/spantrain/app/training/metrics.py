@@ -1,7 +1,11 @@
 """What a run says of itself as it goes, of steps, evaluations and checkpoints: to its file, trackers, and who waits."""
 
 import json
+<<<<<<< HEAD
 from collections.abc import Callable, Iterable, Mapping
+=======
+from collections.abc import Callable, Mapping, Sequence
+>>>>>>> f6703583 (Begin a run again of which nothing is held or saved; have a line for each step before in metrics.jsonl)
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, nan
@@ -80,7 +84,10 @@ class EvaluationMetrics(Record):
 class MetricsFile:
     """Appends lines to a run's `metrics.jsonl`, each at once; a context."""
 
-    def __init__(self, folder: Path, *, first_step: int, before: Path | None, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, *, first_step: int, before: Path | None, tell: Callable[[str], None],
+        losses: Sequence[float] = (),
+    ) -> None:  # fmt: skip
         """Begin the file with what an earlier run wrote of the steps that are kept.
 
         Args:
@@ -88,9 +95,10 @@ class MetricsFile:
             first_step: steps done before this run; those behind them are done again, and their lines are left out.
             before: folder of the run that goes on; None: a new one.
             tell: hears once that lines cannot be written.
+            losses: of steps done before; those without a line, as after the loss of a coordinator, get one of that.
         """
         self._path, self._tell = folder / METRICS_FILE, tell
-        self._kept = [] if before is None else _lines(before / METRICS_FILE, first_step)
+        self._kept = [] if before is None else _with_steps(_lines(before / METRICS_FILE, first_step), losses)
         self._file: IO[str] | None = None
         self.evaluations = [found for line in map(json.loads, self._kept) if (found := _evaluation(line)) is not None]
         """What is kept of the earlier run's."""
@@ -149,6 +157,17 @@ def _lines(path: Path, steps_done: int) -> list[str]:
         if type(step) is int and step <= steps_done and line.endswith("\n"):
             kept.append(line)
     return kept
+
+
+def _with_steps(lines: list[str], losses: Sequence[float]) -> list[str]:
+    """Return lines, and one with the loss of each step that has none."""
+    known = {(found["event"], found["step"]) for found in map(json.loads, lines) if "event" in found}
+    more = [
+        json.dumps({"event": "step", "step": step, "loss": loss}) + "\n"
+        for step, loss in enumerate(losses, 1)
+        if ("step", step) not in known
+    ]
+    return sorted(more + lines, key=lambda line: int(json.loads(line)["step"])) if more else lines
 
 
 class RunLog:
@@ -219,7 +238,9 @@ class RunLog:
             self._trained(outcome, outcome.loss, link_rates)
 
     def _begun(self, steps_done: int, before: Path | None) -> MetricsFile:
-        return MetricsFile(self._request.out, first_step=steps_done, before=before, tell=self._reporter.note)
+        request, losses = self._request, self._request.resume.losses if self._request.resume else ()
+        tell = self._reporter.note
+        return MetricsFile(request.out, first_step=steps_done, before=before, tell=tell, losses=losses[:steps_done])
 
     def go_back(self, steps_done: int) -> None:
         """Hear that later steps are done again; what devices evaluate there comes once more."""

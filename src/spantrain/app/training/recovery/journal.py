@@ -102,7 +102,6 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         path = self._folder / JOURNAL_FILE
         try:
             self._file = locked_file(path, _LOCK_S)
-            self._file.truncate(0)
         except BlockingIOError:
             raise ConfigError(f"{path}: another program writes it; end that, or choose another folder") from None
         except OSError as error:
@@ -112,12 +111,14 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             credentials = read_text(credentials_in(request.out), remedy="begin anew")
             self._feed = JournalFeed(device, credentials, lambda text: later(lambda: note(text)))
             self._session.coordinator.give_journal(self._feed)
-        self.write(manifest)
+        entries: list[Entry] = [manifest]
         if (self._feed is not None or request.known_as) and manifest.profile:
             text = read_text(Path(manifest.profile), remedy="make it anew")
-            self.write(RunOrigin(folder=request.folder_to_workers(request.out), profile=text))
+            entries.append(RunOrigin(folder=request.folder_to_workers(request.out), profile=text))
         if request.resume and request.resume.held is not None:
-            self.write(request.resume.held)
+            entries.append(request.resume.held)
+        self._file.truncate(0)
+        self.write(*entries)  # at once: what the one before has left is of use until then
 
     def __exit__(self, kind: object, *_: object) -> None:
         is_held = kind is not None and self._file is not None and not self._session.coordinator.here()
@@ -139,13 +140,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         if self._feed is not None:
             self._feed.saved(step, read_text(folder / MANIFEST_FILE, remedy="go on from an earlier one"))
 
-    def write(self, entry: Entry) -> None:
-        """Write a line; on a disk that is full the journal ends, and is no more."""
+    def write(self, *entries: Entry) -> None:
+        """Write a line of each; on a disk that is full the journal ends, and is no more."""
         if self._file is None:
             return
-        path, line = Path(self._file.name), {"kind": type(entry).__name__, **to_json(entry)}
+        path, lines = Path(self._file.name), [{"kind": type(entry).__name__, **to_json(entry)} for entry in entries]
         try:
-            self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+            self._file.write(b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines))
             self._file.flush()
             if self._feed is not None:
                 self._feed.written(path, self._file.tell())
@@ -172,7 +173,7 @@ def _read(path: Path) -> tuple[Manifest, RunOrigin | None, CommitPoint | None]:
     """
     lines = read_text(path, remedy=_REMEDY).splitlines(keepends=True)
     entries = [_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.endswith("\n")]
-    manifest = entries[0] if len(entries) > 1 else None
+    manifest = entries[0] if entries else None
     if not isinstance(manifest, Manifest):
         raise ConfigError(f"{path}: does not say what the run is; {_REMEDY}")
     plan, held, losses, origin = manifest.plan, None, list(manifest.losses), None
@@ -206,10 +207,9 @@ def _entry(line: str, where: str) -> Entry:
     return found
 
 
-def _held(run: Path) -> tuple[Manifest, RunOrigin | None, CommitPoint] | None:
+def _journal_of(run: Path) -> tuple[Manifest, RunOrigin | None, CommitPoint | None] | None:
     path = run / JOURNAL_FOLDER / JOURNAL_FILE
-    manifest, origin, held = _read(path) if path.is_file() else (None, None, None)
-    return (manifest, origin, held) if manifest and held else None
+    return _read(path) if path.is_file() else None
 
 
 def held_run(run: Path) -> Manifest | None:
@@ -218,24 +218,28 @@ def held_run(run: Path) -> Manifest | None:
     Raises:
         ConfigError: the journal is damaged.
     """
-    found = _held(run)
-    return replace(found[0], step=found[2].step) if found else None
+    manifest, _, held = _journal_of(run) or (None, None, None)
+    return replace(manifest, step=held.step) if manifest and held else None
 
 
 def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRequest | None:
     """Return how a run whose coordinator has gone without ending it goes on; None if there is no such run.
 
+    That is from its beginning where nothing of it is held or saved, and None where something is saved alone.
+
     Raises:
         ConfigError: the journal is damaged, or the run has as many steps done.
     """
-    found = _held(run)
+    found = _journal_of(run)
     if found is None:
         return None
-    manifest, origin, held = found
-    saved = newest(run)
-    is_over = steps == held.step and held.verdict is not None and held.verdict.stop
-    if not (is_over or steps > held.step) or (is_over and saved is not None and saved.content.step == steps):
-        raise ConfigError(f"{run} has {held.step} steps done; --steps is the number in all, give more than that")
+    (manifest, origin, held), saved = found, newest(run)
+    if held is None and (saved is not None or manifest.losses):
+        return None
+    done = held.step if held else 0
+    is_over = held is not None and steps == done and held.verdict is not None and held.verdict.stop
+    if not (is_over or steps > done) or (is_over and saved is not None and saved.content.step == steps):
+        raise ConfigError(f"{run} has {done} steps done; --steps is the number in all, give more than that")
     if origin is not None and not Path(manifest.profile).is_file():  # this is the standby coordinator's machine
         manifest = replace(manifest, profile=str((run / "profile.json").resolve()))
         write_atomically(Path(manifest.profile), origin.profile)
@@ -245,9 +249,11 @@ def adopted_run(run: Path, steps: int, *, functions: tuple[str, ...]) -> TrainRe
         job=replace(manifest.job, steps=steps),
         out=run,
         known_as=origin.folder if origin is not None else "",
-        resume=Resume(
-            folder=step_folder(run / CHECKPOINTS, held.step),
-            content=CheckpointContent(step=held.step, files={}),
+        resume=None
+        if held is None
+        else Resume(
+            folder=step_folder(run / CHECKPOINTS, done),
+            content=CheckpointContent(step=done, files={}),
             losses=manifest.losses,
             ledger=manifest.ledger,
             held=held,
