@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isnan
+from math import isnan, nan
 from types import SimpleNamespace
 
 import pytest
@@ -66,7 +66,6 @@ def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path, other
     assert [(line["step"], line["loss"]) for line in lines(out)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
 
-<<<<<<< HEAD
 def test_what_is_no_finite_number_is_null(tmp_path):
     with MetricsFile(tmp_path, first_step=0, before=None, tell=print) as file:
         more = {"eval_perplexity": float("inf"), "eval_f1": 0.5}
@@ -77,7 +76,8 @@ def test_what_is_no_finite_number_is_null(tmp_path):
     }  # fmt: skip
     (found,) = MetricsFile(tmp_path, first_step=0, before=tmp_path, tell=print).evaluations
     assert (found.step, isnan(found.eval_loss), isnan(found.more["eval_perplexity"])) == (0, True, True)
-=======
+
+
 def test_a_step_whose_line_is_missing_has_one_with_its_loss(tmp_path):
     """The last one of a coordinator that was lost, and all of those before one that goes on on another machine."""
     with MetricsFile(tmp_path, first_step=0, before=None, tell=print) as file:
@@ -88,10 +88,11 @@ def test_a_step_whose_line_is_missing_has_one_with_its_loss(tmp_path):
         file.write("step", metrics(4, loss=4.0))
     found = [(line["event"], line["step"], line.get("loss")) for line in lines(tmp_path)]
     assert found == [("step", 1, 1.0), ("step", 2, 2.0), ("step", 3, 3.0), ("checkpoint", 3, None), ("step", 4, 4.0)]
-    with MetricsFile(tmp_path / "there", first_step=2, before=tmp_path / "none", tell=print, losses=(1.0, 2.0)):
+    with MetricsFile(tmp_path / "there", first_step=2, before=tmp_path / "none", tell=print, losses=(1.0, nan)):
         pass
-    assert lines(tmp_path / "there") == [{"event": "step", "step": n, "loss": float(n)} for n in (1, 2)]
->>>>>>> f6703583 (Begin a run again of which nothing is held or saved; have a line for each step before in metrics.jsonl)
+    assert lines(tmp_path / "there") == [
+        {"event": "step", "step": n, "loss": loss} for n, loss in ((1, 1.0), (2, None))
+    ]
 
 
 def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path):

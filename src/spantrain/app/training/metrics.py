@@ -1,14 +1,10 @@
 """What a run says of itself as it goes, of steps, evaluations and checkpoints: to its file, trackers, and who waits."""
 
 import json
-<<<<<<< HEAD
-from collections.abc import Callable, Iterable, Mapping
-=======
-from collections.abc import Callable, Mapping, Sequence
->>>>>>> f6703583 (Begin a run again of which nothing is held or saved; have a line for each step before in metrics.jsonl)
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from math import inf, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -163,7 +159,7 @@ def _with_steps(lines: list[str], losses: Sequence[float]) -> list[str]:
     """Return lines, and one with the loss of each step that has none."""
     known = {(found["event"], found["step"]) for found in map(json.loads, lines) if "event" in found}
     more = [
-        json.dumps({"event": "step", "step": step, "loss": loss}) + "\n"
+        json.dumps({"event": "step", "step": step, "loss": loss if isfinite(loss) else None}) + "\n"
         for step, loss in enumerate(losses, 1)
         if ("step", step) not in known
     ]
