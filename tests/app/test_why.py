@@ -273,6 +273,7 @@ def test_a_run_leaves_what_there_is_to_see_and_tells_of_a_step_over_twice_its_fo
     assert (view.state, view.ending, view.steps_done) == ("failed", "boom", 3)
     assert view.events[0].text == "start there: SPANTRAIN_TOKEN=... spantrain worker"
     assert view.reason.late.place == "office-nx -> home-tx2"
+    assert view.reason.late.now_s < view.reason.chain[-1].end_s, "a link is no longer busy than the step takes"
     assert view.timeline.work.keys() == view.timeline.work_forecast.keys() == STAGE_OF.keys()
     assert {one.name: one.peak_bytes for one in view.devices}["lab-0"] == 5
     assert [one.stage for one in view.devices if one.name == "home-nano"] == [None]

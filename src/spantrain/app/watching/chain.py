@@ -283,7 +283,9 @@ class Lateness(Record):
     excess_s: float
     """How much longer its parts of the chain took than forecast."""
     usual_s: float | None = None
-    """What it takes in a step as a rule (a device: busy; a link: its messages); None: nothing was measured before."""
+    """What it takes in a step as a rule (a device: busy; a link: with messages on their way); None: nothing was
+    measured before.
+    """
     now_s: float | None = None
     """The same of the last step."""
     since_step: int | None = None

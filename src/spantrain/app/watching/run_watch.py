@@ -170,8 +170,11 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
         forecast, stages = self._forecast_of(plan), StageLayout.of(plan)
         trace = StepTrace(step.trace, outcome.step, stages)
         took_s: defaultdict[str, float] = defaultdict(float)
-        for message, left_s in trace.messages():
-            took_s[f"{message.source} -> {message.target}"] += message.there_s - left_s
+        until_s: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
+        for message, left_s in sorted(trace.messages(), key=lambda one: one[1]):
+            link = f"{message.source} -> {message.target}"  # on which several go at once
+            took_s[link] += max(0.0, message.there_s - max(left_s, until_s[link]))
+            until_s[link] = max(until_s[link], message.there_s)
         for link, seconds in took_s.items():
             self._history[link].append((outcome.step, seconds))
         self._peaks, self._unfinished = dict(step.peak_bytes), None
