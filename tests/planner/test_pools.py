@@ -15,7 +15,7 @@ from spantrain.planner.strategies.pools.costs import DevicePool, Goal, PoolPlan,
 from spantrain.planner.strategies.pools.cutting import TableStack, least_bottlenecks, least_sums, ranges
 from spantrain.planner.strategies.pools.placing import StageSeconds, one_f_one_b_ends_s
 from spantrain.planner.strategies.pools.recipes import StageChain
-from spantrain.planner.strategies.pools.search import RankedPlan, contenders, neighbours, other_widths
+from spantrain.planner.strategies.pools.search import RankedPlan, contenders, neighbours
 from spantrain.sim.costs import TableCosts
 from spantrain.sim.engine import SimulationOptions, simulate
 from spantrain_studies.reference.pools import hosts_of
@@ -119,7 +119,6 @@ def test_neighbours_use_what_there_is():
         assert all(sum(count for _, count in recipe) == 4 for recipe in candidate.recipes)
         assert all(used <= available[pool] for pool, used in candidate.devices_by_kind.items())
     assert any(len(recipe) == 2 for candidate in found for recipe in candidate.recipes), "none has mixed stages"
-    assert [other.width for other in other_widths(start, available, [(2, 16), (4, 8), (6, 6), (8, 4)])] == [2, 6]
 
 
 def test_goal_counts_what_is_broken_first():

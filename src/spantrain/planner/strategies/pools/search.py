@@ -7,7 +7,7 @@ stage by stage. The best of all sets of sites are placed on sites and hosts (`pl
 that helps. What comes out is ranked by 1F1B gone through action by action; whoever asks has a simulator to choose among
 the first few.
 
-Small changes of a candidate: a stage dropped, added, made up otherwise or exchanged with the next; another width.
+Small changes of a candidate: a stage dropped, added, made up otherwise or exchanged with the next.
 """
 
 import heapq
@@ -29,18 +29,6 @@ from spantrain.planner.strategies.score import few_of_each
 
 _MAX_MIXED = 12
 """Sorts of replicas up to which stages of two sorts are tried."""
-
-
-def other_widths(
-    candidate: StageChain, available: Mapping[int, int], widths: Sequence[tuple[int, int]]
-) -> Iterator[StageChain]:
-    """Yield the same stages with other widths, given with their micro-batches, as far as there are devices."""
-    if all(len(recipe) == 1 for recipe in candidate.recipes):
-        for width, micro_batches in widths:
-            recipes = tuple(((recipe[0][0], width),) for recipe in candidate.recipes)
-            other = candidate._replace(width=width, micro_batches=micro_batches, recipes=recipes)
-            if width != candidate.width and all(n <= available[pool] for pool, n in other.devices_by_kind.items()):
-                yield other
 
 
 def neighbours(
@@ -99,8 +87,6 @@ _PLACED, _POLISHED = 20, 6
 _OF_A_SHAPE = 2
 _KEPT = 24
 """Plans, of which none that must take longer is gone through."""
-_WIDTHS = 2
-"""Widths to both sides that are tried."""
 _NEAR = 1.05
 """Sets of sites that cannot be under so many times the best known, which is a guess, are not searched."""
 
@@ -199,7 +185,7 @@ class PoolSearch:
             most_s = min(most_s, self._goal.most_step_to_look_at_s(min(keeping, default=math.inf)))
         rows = sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
         for start in _varied(rows, varied):
-            self._vary(start.candidate, territory, known, list(sketcher.widths(start.candidate.size)), across)
+            self._vary(start.candidate, territory, known, across)
         return sorted((row for row in known.values() if row is not None), key=lambda row: row[0])
 
     def _cut(
@@ -229,7 +215,6 @@ class PoolSearch:
         start: StageChain,
         territory: Territory,
         known: dict[StageChain, tuple[Score, Guess] | None],
-        widths: Sequence[tuple[int, int]],
         across: tuple[int, int] | None,
     ) -> None:
         """Go to the best neighbour as long as it is better."""
@@ -239,12 +224,7 @@ class PoolSearch:
         for _ in range(_ROUNDS):
             # What takes longer is no step ahead, unless it is money that counts.
             most_s = math.inf if here[0][0] > 0 or self._goal.cheapest else here[0][2]
-            candidate = here[1].candidate
-            at = next((index for index, (width, _) in enumerate(widths) if width == candidate.width), 0)
-            around = (
-                *neighbours(candidate, territory.available, degrees, self._costs.units),
-                *other_widths(candidate, territory.available, widths[max(0, at - _WIDTHS) : at + _WIDTHS + 1]),
-            )
+            around = tuple(neighbours(here[1].candidate, territory.available, degrees, self._costs.units))
             self._cut(around, known, most_s, across)
             rows = [row for row in map(known.__getitem__, around) if row is not None]
             best = min(rows, key=lambda row: row[0], default=here)
