@@ -28,6 +28,9 @@ def profile(law_profile) -> Profile:
     return replace(whole, graph=replace(whole.graph, units=units))
 
 
+NOTHING = RuntimeCosts(action_s=0.0, message_s=0.0, step_end_s=0.0)
+
+
 def test_costs_are_found_again(profile):
     plan = rehearsal_plan(profile.cluster, DEVICES, profile.graph)
     true = RuntimeCosts(action_s=0.4e-3, message_s=1.5e-3, step_end_s=12e-3)
@@ -40,7 +43,7 @@ def test_costs_are_found_again(profile):
 
 def test_a_run_that_costs_nothing(profile):
     plan = rehearsal_plan(profile.cluster, DEVICES, profile.graph)
-    result = simulate(plan, ProfileCosts(profile, plan, commit_s=0.0), steps=8)
+    result = simulate(plan, ProfileCosts(replace(profile, runtime=NOTHING), plan), steps=8)
     found = costs_from(result.trace, plan, profile.graph, profile.link_by_pair)
     assert (found.action_s, found.message_s, found.step_end_s) == pytest.approx((0, 0, 0), abs=1e-9)
 
@@ -58,7 +61,7 @@ def test_real_computation_hides_in_the_emulated_time(profile):
 
 def test_a_prediction_holds_what_the_runtime_takes(profile):
     plan = rehearsal_plan(profile.cluster, DEVICES, profile.graph)
-    bare = simulate(plan, ProfileCosts(profile, plan, commit_s=0.0))
+    bare = simulate(plan, ProfileCosts(replace(profile, runtime=NOTHING), plan))
     true = RuntimeCosts(action_s=0.0, message_s=1.5e-3, step_end_s=12e-3)
     full = simulate(plan, ProfileCosts(replace(profile, runtime=true), plan))
     assert full.step_s == pytest.approx(bare.step_s + 4 * true.message_s + true.step_end_s), "two hops up, two down"

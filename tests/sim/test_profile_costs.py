@@ -7,7 +7,7 @@ import pytest
 from spantrain.core.action import Action, Direction
 from spantrain.core.cluster import Cluster, Device, Host, Link, Site
 from spantrain.core.plan import Plan, Replica, Stage
-from spantrain.core.profile import Profile, UnitTiming
+from spantrain.core.profile import Profile, RuntimeCosts, UnitTiming
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec, TensorSpec, Unit, UnitGraph
 from spantrain.sim.bounds import pipeline_bound_s
@@ -147,7 +147,8 @@ def test_a_simulated_step_of_the_profile(profile: Profile, plan: Plan) -> None:
 
 
 def test_a_commit_may_be_measured(profile: Profile, plan: Plan) -> None:
-    assert ProfileCosts(profile, plan, commit_s=0.25).commit_s == 0.25
+    runtime = RuntimeCosts(action_s=0.0, message_s=0.0, step_end_s=0.25)
+    assert ProfileCosts(replace(profile, runtime=runtime), plan).commit_s == 0.25
     alone = replace(plan, stages=(replace(plan.stages[0], end_unit=2),))
     assert ProfileCosts(profile, alone).commit_s == 0.0
     assert ProfileCosts(profile, alone).tied_sums() == ()

@@ -138,18 +138,15 @@ class TableCosts(StepCosts):
 class ProfileCosts(StepCosts):
     """Costs of a plan by a profile's measurements.
 
-    What the runtime itself takes is as the profile has it (`RuntimeCosts`, where it was measured), unless the barrier's
-    seconds are given here. Without either, actions follow each other at once and the barrier takes the longest way
-    there and back.
+    What the runtime itself takes is as the profile has it (`RuntimeCosts`, where it was measured). Without it, actions
+    follow each other at once and the barrier takes the longest way there and back.
     `replicas` are the costs of the same profile and dtype, for those who ask for many plans.
 
     Raises:
         ProfileError: something that the plan needs was not measured (when it is asked for).
     """
 
-    def __init__(
-        self, profile: Profile, plan: Plan, *, commit_s: float | None = None, replicas: ReplicaCost | None = None
-    ) -> None:
+    def __init__(self, profile: Profile, plan: Plan, *, replicas: ReplicaCost | None = None) -> None:
         runtime = profile.runtime
         self._graph = profile.graph
         self._plan = plan
@@ -159,9 +156,7 @@ class ProfileCosts(StepCosts):
         self.action_overhead_s = runtime.action_s if runtime else 0.0
         self._replica_of = {replica.devices[0]: replica for stage in plan.stages for replica in stage.replicas}
         # What was measured holds the update, too: of a small model, and of a large one at least the part per step.
-        if commit_s is None:
-            commit_s = runtime.step_end_s if runtime else self._network.round_trip_s(self._leaders(profile))
-        self.commit_s = commit_s
+        self.commit_s = runtime.step_end_s if runtime else self._network.round_trip_s(self._leaders(profile))
         self._seconds = cache(self._action_s)
         self._transfers = cache(self._transfer)
         self._buckets_s = cache(lambda stage: self._replicas.end_of_step_s(plan.stages[stage]))
