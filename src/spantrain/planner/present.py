@@ -32,7 +32,7 @@ from spantrain.planner.engine.predict import with_best_order, with_best_spans
 from spantrain.planner.request import Constraints, JobSpec, Objective, PlanRequest, Proposal
 from spantrain.planner.strategies.auto.allowed import fewest_bytes, rounded_between_sites
 from spantrain.planner.strategies.auto.cuts import Cutter
-from spantrain.planner.strategies.auto.moves import KeptStages, NamedMoves, grid_of
+from spantrain.planner.strategies.auto.moves import Moves, grid_of
 from spantrain.planner.strategies.auto.parts import PartCosts
 from spantrain.planner.strategies.auto.search import Searcher
 from spantrain.planner.strategies.auto.shape import ShapeBuilder
@@ -241,9 +241,10 @@ class _LightChange:
         )
         sets = [frozenset(names.index(one.devices[0]) for one in own) for own in self._left]
         sizes, cutter, builder = request.job.micro_batch_sizes(), Cutter(costs), ShapeBuilder(request, costs, "")
-        for how, kind, actions in ((_CUT, KeptStages, _ACTIONS), (_MOVED, NamedMoves, _ACTIONS_MOVED)):
-            if kind is KeptStages or len(names) <= _MOVED_UP_TO:
-                moves = kind(costs, names, sizes)
+        classes = [(*costs.devices[name].make, costs.devices[name].site) for name in names]
+        for how, actions in ((_CUT, _ACTIONS), (_MOVED, _ACTIONS_MOVED)):
+            if how == _CUT or len(names) <= _MOVED_UP_TO:
+                moves = Moves(costs, [(name,) for name in names], classes, sizes, named=True, stay=how == _CUT)
                 search = Searcher(cutter, moves, builder, Scorer(request), actions)
                 rows = [(size, parts) for size in sizes if (parts := moves.parts(sets, size)) is not None]
                 starts = [entry for size, parts in rows for entry in search.pool.add(cutter.solved(size, [parts]))]

@@ -26,8 +26,20 @@ class Moves:
     """Neighbours of pipelines that are made of blocks."""
 
     def __init__(
-        self, costs: PartCosts, blocks: Sequence[Block], classes: Sequence[object], sizes: Sequence[int]
+        self,
+        costs: PartCosts,
+        blocks: Sequence[Block],
+        classes: Sequence[object],
+        sizes: Sequence[int],
+        *,
+        named: bool = False,
+        stay: bool = False,
     ) -> None:
+        """Take the blocks, with equal classes for those that stand for each other, and the micro-batches' sizes.
+
+        `named`: every block stays itself all the same, twins do not take each other's places; `stay`: no block leaves
+        its stage, so that what changes are cuts, samples of replicas and sizes.
+        """
         self._costs = costs
         self._blocks = tuple(blocks)
         self._classes = tuple(classes)
@@ -38,13 +50,13 @@ class Moves:
         numbers = {name: number for number, name in enumerate(dict.fromkeys(classes))}
         self._class_of = [numbers[name] for name in classes]
         self._members = [[k for k, own in enumerate(classes) if own == name] for name in numbers]
-        self._all_differ = all(len(members) == 1 for members in self._members)
+        self._stay, self._all_differ = stay, named or all(len(members) == 1 for members in self._members)
         self._wide = len(blocks) <= _WIDE_UP_TO
         self._parts: dict[tuple[frozenset[int], int], PipelinePart | None] = {}
 
     def structures(self, parts: Parts, size: int) -> list[Parts]:
         """Return pipelines with one block moved, added, taken away or exchanged, or with stages merged or reordered."""
-        sets = self._sets_of(parts)
+        sets = None if self._stay else self._sets_of(parts)
         if sets is None:
             return []
         changed = dict.fromkeys(map(self._canonical, self._changed(sets)))
@@ -176,27 +188,6 @@ class Moves:
         for block in sorted(blocks):
             first.setdefault(self._classes[block], block)
         return list(first.values())
-
-
-class NamedMoves(Moves):
-    """Neighbours of pipelines in which every block stays itself: twins do not take each other's places."""
-
-    def __init__(self, costs: PartCosts, devices: Sequence[str], sizes: Sequence[int]) -> None:
-        own = [costs.devices[name] for name in devices]
-        classes = [(*device.make, device.site) for device in own]
-        super().__init__(costs, [(name,) for name in devices], classes, sizes)
-
-    def _canonical(self, sets: Sequence[frozenset[int]]) -> Sets:
-        return tuple(sets)
-
-
-class KeptStages(NamedMoves):
-    """Changes of a pipeline in which no device leaves its stage."""
-
-    def structures(self, parts: Parts, size: int) -> list[Parts]:
-        """Return none: what is left are cuts, samples of replicas and sizes of micro-batches."""
-        del parts, size
-        return []
 
 
 def _placed(sets: Sets, block: int, first: int, last: int) -> Iterator[Sets]:
