@@ -1,12 +1,14 @@
 """Models that cannot be had or cut: one clear error, which says where."""
 
 import json
+import random
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_names
@@ -223,12 +225,30 @@ def test_a_configuration_needs_no_file_when_it_is_built(tmp_path):
     assert len(unit_names(replace(spec, source=""))) == 4
 
 
+def test_weights_drawn_by_python_and_numpy_are_the_same_wherever_a_model_is_made(tmp_path):
+    (tmp_path / "drawn.py").write_text(
+        "import random, numpy, torch\n"
+        "def build():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))\n"
+        "    torch.nn.init.constant_(model[0].weight, random.random())\n"
+        "    model[1].weight.data = torch.from_numpy(numpy.random.randn(3, 4)).float()\n"
+        "    return model, (torch.randn(4, 4), torch.arange(4) % 3), torch.nn.functional.cross_entropy\n"
+    )
+    spec = resolve_model(f"{tmp_path / 'drawn.py'}:build")
+    before = random.getstate()
+    build_graph(spec)
+    one, again, other = (build_units(spec, seed=seed)[-1].state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(again[name], one[name]) for name in one)
+    assert not any(torch.equal(other[name], one[name]) for name in one)
+    assert random.getstate() == before
+
+
 def test_weights_that_are_others_each_time_are_named(tmp_path):
     (tmp_path / "drawn.py").write_text(
         "import random, torch\n"
         "def build():\n"
         "    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))\n"
-        "    torch.nn.init.constant_(model[1].weight, random.random())\n"
+        "    torch.nn.init.constant_(model[1].weight, random.SystemRandom().random())\n"
         "    return model, (torch.randn(4, 4), torch.arange(4) % 3), torch.nn.functional.cross_entropy\n"
     )
     with pytest.raises(ConfigError, match=r"1\.weight begins with other numbers each time .*functions of torch"):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog import IMAGE_CHANNELS, IMAGE_SIDE, CatalogFamily, is_text, unit_names
-from spantrain.models.randomness.draws import torch_seeded
+from spantrain.models.randomness.draws import global_seed
 from spantrain.models.sampler import derive_seed
 from spantrain.models.tracing.batch import ModelBatch
 from spantrain.models.units import COUNTED, LABELS, CheckedUnits, ModuleUnit, UnitModule, tie_parameters
@@ -84,7 +84,7 @@ class CatalogUnits:
         """Build the library's own model, with weights of its own."""
         import transformers
 
-        with torch_seeded(seed):
+        with global_seed(seed):
             module: nn.Module = getattr(transformers, self._family.whole)(self._family.config)
         return module.eval(), self.batch()
 
@@ -102,7 +102,7 @@ class CatalogUnits:
         return ModuleUnit(name, self._family.block(index - 1))
 
     def _seeded(self, index: int, seed: int) -> UnitModule:
-        with torch_seeded():
+        with global_seed():
             unit = self._unit(index)
             # Seeded after construction, so that what constructors draw has no effect.
             torch.default_generator.manual_seed(derive_seed(seed, "unit", index))

@@ -5,12 +5,14 @@ Functions of torch that draw are seen where they are called (`SeededDraws`), and
 """
 
 import contextlib
+import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
@@ -292,16 +294,23 @@ _TORCHS_NUMBERS = threading.RLock()
 
 
 @contextlib.contextmanager
-def torch_seeded(seed: int | None = None) -> Iterator[None]:
-    """Have torch's own random numbers begin with a seed, in one thread at a time; behind it they are what they were.
+def global_seed(seed: int | None = None) -> Iterator[None]:
+    """Have torch's own random numbers, NumPy's and Python's begin with a seed; behind it they are what they were.
 
-    They belong to all threads; and two that ask for their state may wait for each other for ever, as torch holds their
-    lock while Python tidies up and another thread goes on.
+    In one thread at a time: they belong to all, and two that ask for torch's state may wait for each other for ever, as
+    torch holds its lock while Python tidies up and another thread goes on.
     """
     with _TORCHS_NUMBERS, torch.random.fork_rng(devices=[]):
+        others = random.getstate(), np.random.get_state()
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        yield
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(others[0])
+            np.random.set_state(others[1])
 
 
 def torch_state(put: Tensor | None = None) -> Tensor:

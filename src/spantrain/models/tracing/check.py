@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of, seeded, torch_seeded
+from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of, global_seed, seeded
 from spantrain.models.randomness.places import CallChain
 from spantrain.models.randomness.shapes import DrawnShapes
 from spantrain.models.statistics import trained_norms
@@ -126,7 +126,7 @@ def weighed_batch(loaded: Loaded) -> ModelBatch:
     fake = next((one for one in loaded.module.parameters() if isinstance(one, FakeTensor)), None)
     here = batch.resized(_COMPARED).mapped(torch.clone if fake is None else fake.fake_mode.from_tensor)
     unseen, weighed = labels is not None and labels.dim() > 1, LabelsWeighed()
-    with suppress(Exception), torch_seeded(), uncompiled(), torch.no_grad(), weighed:
+    with suppress(Exception), global_seed(), uncompiled(), torch.no_grad(), weighed:
         loaded.loss(picked(loaded.loss, called_on(loaded, here), "the model"), here.labels, here.samples)
         unseen = False
     left_out = labels is not None and labels.dim() == 1 and bool((labels == IGNORED_LABEL).any())
@@ -181,7 +181,7 @@ def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
     names = {id(part): f"{path or 'the model'} ({type(part).__name__})" for path, part in module.named_modules()}
     chain = CallChain(names)
     try:
-        with torch_seeded(), torch.enable_grad(), uncompiled(), chain.watching():
+        with global_seed(), torch.enable_grad(), uncompiled(), chain.watching():
             watch = _CallWatch(chain)
             with watch:
                 run()
@@ -263,8 +263,8 @@ def check_units(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) ->
     parts = {full: unit.get_parameter(local) for unit in units for local, full in parameter_names(unit).items()}
     for full, own in parts.items():
         other = given.get(full, own)
-        if not torch.equal(own.nan_to_num(), other.nan_to_num()):
-            why = "begins with other numbers each time that the model is made; draw them by functions of torch"
+        if not torch.equal(own.detach().nan_to_num(), other.detach().nan_to_num()):
+            why = "begins with other numbers each time that the model is made; draw them by functions of torch or NumPy"
             raise ConfigError(f"model {spec.name}: {full} {why}")
         other.data = own.data
     with as_it_trains(loaded, units), torch.no_grad():
@@ -302,7 +302,7 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
     """Return a model's loss; refuse a forward that does not do the same every time."""
     losses, before = list[float](), _buffers(loaded.module)
     for seed in (0, 1):
-        with torch_seeded(seed), seeded(loaded.module, seed=0, step=0, shapes=shapes) as draws:
+        with global_seed(seed), seeded(loaded.module, seed=0, step=0, shapes=shapes) as draws:
             losses.append(_loss_of_model(spec, loaded, batch))
     if is_close(losses[0], losses[1], tolerance=_ROUNDING):
         return losses[0]

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.draws import torch_seeded
+from spantrain.models.randomness.draws import global_seed
 from spantrain.models.sampler import derive_seed
 from spantrain.models.sources import DROPOUT
 from spantrain.models.statistics import leave_frozen, without_exchange
@@ -177,7 +177,7 @@ def load_model(spec: ModelSpec, *, seed: int, only: Collection[int] | None = Non
     Raises:
         ConfigError: the model cannot be built.
     """
-    with torch_seeded(derive_seed(seed, "model")):
+    with global_seed(derive_seed(seed, "model")):
         if spec.family != "hf":
             return _load(spec)
         if only is not None:
@@ -209,7 +209,7 @@ def load_empty(spec: ModelSpec, mode: FakeTensorMode) -> Loaded:
 
     A user's function runs as it is, and the parameters of its model are replaced.
     """
-    with torch_seeded(derive_seed(0, "model")):
+    with global_seed(derive_seed(0, "model")):
         if spec.family == "hf":
             with undrawn(), registering(lambda _, parameter: _fake(parameter, mode)) as registered:
                 loaded = _numbered(_load(spec), registered)
