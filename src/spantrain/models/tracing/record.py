@@ -328,7 +328,7 @@ class TapeWatch(ForwardWatch[tape.Tape]):
         return made_up(tensor.shape, tensor.dtype) if is_fake(tensor) else tensor
 
     def _refuse(self, why: str) -> None:
-        raise tape.TraceProblem(why, where=tape.line_of_model(), module=self.closed or self.opened[-1])
+        raise tape.TraceProblem(why, where=tape.line_of_model(), module=self.closed or (self.opened or [""])[-1])
 
     def _part(self, part: Any) -> Any:
         """Write a part of a call's arguments down."""

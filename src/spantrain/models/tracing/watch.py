@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
 from spantrain.core.records import Record
@@ -181,11 +182,22 @@ def watched(
         modules = DrawingModules.of(loaded.module, {})
         draws = SeededDraws(modules, DrawnSamples(seed=0, step=0, first=0, count=samples))
         watch = watching(loaded.module, opened, args, rows, draws)
-        with watch.watching():
+        with _without_checks_of_distributions(), watch.watching():
             result = call_named(loaded.module, args, names)
         found.append(watch.found(picked(loaded.loss, result, f"model {spec.name}")))
         drawn.append(draws)
     return found[0], found[1], _shapes_drawn(spec, *drawn)
+
+
+@contextlib.contextmanager
+def _without_checks_of_distributions() -> Iterator[None]:
+    """Have those of torch not look at the numbers that they are made of, which there are none of yet."""
+    checks = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(checks)
 
 
 def _shapes_drawn(spec: ModelSpec, small: SeededDraws, large: SeededDraws) -> DrawnShapes:

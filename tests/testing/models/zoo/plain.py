@@ -370,3 +370,24 @@ class HandsAModuleOn(nn.Module):
 
 def hands_a_module_on():
     return HandsAModuleOn(), _texts(), _token_loss
+
+
+class Policy(MLP):
+    def forward(self, hidden: Tensor) -> torch.distributions.Categorical:
+        return torch.distributions.Categorical(logits=super().forward(hidden))
+
+
+def gives_a_distribution():
+    return Policy(), _rows(), lambda choices, taken: -choices.log_prob(taken)
+
+
+class DrawsOfOne(VAE):
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = self.encoder(inputs)
+        mean, scale = self.mean(hidden), self.scale(hidden)
+        return self.decoder(torch.distributions.Normal(mean, (scale / 2).exp()).rsample()), mean, scale
+
+
+def vae_that_draws_of_a_distribution():
+    inputs, _ = _rows()
+    return DrawsOfOne(), (inputs, inputs.clone()), _vae_loss
