@@ -38,10 +38,11 @@ class Small(torch.nn.Module):
         super().__init__()
         self.first = torch.nn.Linear(4, 8)
         self.norm = torch.nn.BatchNorm1d(8)
+        self.turn = torch.nn.Parameter(torch.randn(8, dtype=torch.cfloat))
         self.last = torch.nn.Linear(8, 3)
 
     def forward(self, x):
-        return self.last(torch.relu(self.norm(self.first(x))))
+        return self.last((torch.relu(self.norm(self.first(x))) * self.turn).real)
 
 
 def build():

@@ -26,6 +26,7 @@ from spantrain.core.plan import Plan
 from spantrain.core.span import Span
 from spantrain.errors import ConfigError, WorkerError
 from spantrain.formats.registry import WireFormat
+from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.data.dataset import open_dataset
 from spantrain.models.units import loss_of, rows_read
 from spantrain.runtime.coordinator.barrier import StepOutcome
@@ -33,12 +34,14 @@ from spantrain.runtime.gradients.optimizer import build_optimizer, clip_factor, 
 from spantrain.runtime.step.work import SampledFeed
 from spantrain.sim.replay import compare_all, replay, simulated_order
 from testing.models.graphs import graph_of
+from testing.models.zoo.trial import FOLDER
 from testing.patience import PATIENCE_S
 from testing.plans import interleaved, stage_and_replica
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-4
+COMPLEX = f"{FOLDER / 'convolutions.py'}:fourier_operator"
 JOB = TrainJob(
     steps=20, seed=5, learning_rate=0.02, warmup_steps=5, max_grad_norm=0.5, evaluate_every=10, adapter="off"
 )
@@ -93,7 +96,8 @@ def running(tmp_path_factory, make_plan, spec_of, law_profile):
     names = make_plan(spec_of("gpt2"), [0, 1, 2, 5], [[1, 1], [1, 1], [1]], [THIRDS] * 3, "gpipe").cluster
     logs = tmp_path_factory.mktemp("logs")
     devices = tuple(device.name for device in names.devices)
-    with open_session(names, devices, SessionOptions(network=False), logs, SilentReporter()) as session:
+    options = SessionOptions(network=False, functions=(COMPLEX,))
+    with open_session(names, devices, options, logs, SilentReporter()) as session:
         yield Running(session, logs, law_profile)
 
 
@@ -135,7 +139,7 @@ def single_process_run(spec, job: TrainJob, global_batch: int, reference):
             break
         loss = loss_on(feed, step)
         loss.backward()
-        norm = float(sum(p.grad.double().square().sum() for p in parameters if p.grad is not None) ** 0.5)
+        norm = float(sum(p.grad.abs().double().square().sum() for p in parameters if p.grad is not None) ** 0.5)
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(clip_factor(norm, job.max_grad_norm))
@@ -307,6 +311,17 @@ def test_image_model_with_sgd(running, alone, make_plan, spec_of, tmp_path):
     losses, _, held_out = alone("resnet", job, 6)
     assert outcome.losses == pytest.approx(losses, abs=TOLERANCE)
     assert {e.steps_done: e.loss for e in outcome.heldout_losses} == pytest.approx(held_out, abs=TOLERANCE)
+
+
+def test_weights_that_are_complex(running, reference, make_plan, tmp_path):
+    spec = resolve_model(COMPLEX)
+    job = replace(JOB, steps=4, evaluate_every=0)
+    spans = [Span(0, 3), Span(3, 6)]
+    plan = make_plan(spec, [0, 2, 4, 6], [[1, 1], [1], [1]], [spans] * 3, "critical-path")
+    losses, norms, _ = single_process_run(spec, job, 6, reference)
+    outcome, steps = running.train(plan, job, tmp_path)
+    assert outcome.losses == pytest.approx(losses, abs=TOLERANCE)
+    assert [step.grad_norm for step in steps] == pytest.approx(norms, rel=1e-3)
 
 
 def test_bfloat16_learns(running, alone, make_plan, spec_of, tmp_path):

@@ -30,6 +30,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """What normalizations call what they keep of batches."""
 _EXACT = ("F32", "BF16", "F16")
 """Types that float32 holds exactly, as safetensors names them."""
+_COMPLEX = "C64"
 
 
 class StoredWeight(Record):
@@ -219,8 +220,9 @@ def _assigned(
         place = tensors[there[0]]
         if place.shape != parameter.shape:
             problems.append(f"{place.name} has shape {list(place.shape)}, wanted {list(parameter.shape)}")
-        elif place.dtype not in _EXACT:
-            problems.append(f"{place.name} has type {place.dtype}, wanted float32 or shorter")
+        elif place.dtype not in ((_COMPLEX,) if parameter.is_complex else _EXACT):
+            wanted_type = "complex64" if parameter.is_complex else "float32 or shorter"
+            problems.append(f"{place.name} has type {place.dtype}, wanted {wanted_type}")
         else:
             found[name] = place
     if problems:

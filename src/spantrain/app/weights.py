@@ -237,7 +237,9 @@ def _save_as_given(
     adapters = type(module).__module__.startswith("peft.") and hasattr(module, "merge_and_unload")
     if merge and not adapters:
         raise UsageError(f"--merge: model {spec.name} has no adapters of peft to be merged; leave it out")
-    model: Any = module.to(getattr(torch, dtype))
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+    model: Any = module
     base = model.get_base_model() if adapters else model
     if merge:
         model, adapters = model.merge_and_unload(), False

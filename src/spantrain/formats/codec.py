@@ -28,6 +28,7 @@ _DTYPES = (
     ("int8", 1, "I8"),
     ("uint8", 1, "U8"),
     ("bool", 1, "BOOL"),
+    ("complex64", 8, "C64"),
 )
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType({name: size for name, size, _ in _DTYPES})
 """Types of tensors that can be sent, by torch's names, with a number's bytes; messages count them in this order."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ class UnsplitParameter(Record):
     """One parameter of the unsplit model."""
 
     shape: tuple[int, ...]
+    is_complex: bool
     other_names: tuple[str, ...] = field(default=())
     """Names in later units, where several share it."""
 
@@ -131,7 +132,7 @@ def example_inputs(spec: ModelSpec, samples: int) -> tuple[Tensor, ...]:
 
 def whole_parameters(spec: ModelSpec) -> dict[str, UnsplitParameter]:
     """Return all parameters of a model by name; one that units share has the name that it has in the first of them."""
-    shapes: dict[str, tuple[int, ...]] = {}
+    found: dict[str, UnsplitParameter] = {}
     first: dict[str, str] = {}
     others: dict[str, list[str]] = {}
     for index in range(unit_count(spec)):
@@ -139,12 +140,11 @@ def whole_parameters(spec: ModelSpec) -> dict[str, UnsplitParameter]:
         groups = {local: group for group, local in unit.shared.items()}
         for local, full in parameter_names(unit).items():
             name = first.setdefault(groups[local], full) if local in groups else full
-            shapes.setdefault(name, tuple(unit.get_parameter(local).shape))
+            own = unit.get_parameter(local)
+            found.setdefault(name, UnsplitParameter(shape=tuple(own.shape), is_complex=own.is_complex()))
             if name != full:
                 others.setdefault(name, []).append(full)
-    return {
-        name: UnsplitParameter(shape=shape, other_names=tuple(others.get(name, ()))) for name, shape in shapes.items()
-    }
+    return {name: replace(one, other_names=tuple(others.get(name, ()))) for name, one in found.items()}
 
 
 class LibraryNames(Record):

@@ -7,15 +7,15 @@ from testing.models.zoo.trial import EQUAL, names, tried
 pytestmark = pytest.mark.models
 
 TRAIN = (
-    "convolutions.batch_norm_cnn", "convolutions.diffusion_unet", "convolutions.timm_vit", "decoders.deepseek_v3",
-    "decoders.gemma3", "decoders.llama", "decoders.llama_padded", "decoders.mamba2", "decoders.mixtral_balanced",
-    "decoders.recurrent_gemma", "encoders.albert", "encoders.deberta_v2", "encoders.longformer",
-    "encoders.squeezebert", "encoders.xlm", "pairs.bart", "pairs.t5", "pairs.wav2vec2_ctc",
-    "pairs.wav2vec2_ctc_padded", "pairs.whisper", "pictures.clip", "pictures.detr", "pictures.llava", "pictures.swin",
-    "pictures.vilt", "plain.branches_on_a_batch", "plain.branches_on_data", "plain.contrastive",
-    "plain.contrastive_by_kinds", "plain.hands_a_module_on", "plain.layers_that_say_numbers",
-    "plain.lstm_with_tokens_first", "plain.mixture", "plain.own_checkpointing", "plain.tied_autoencoder",
-    "plain.torch_transformer",
+    "convolutions.batch_norm_cnn", "convolutions.diffusion_unet", "convolutions.fourier_operator",
+    "convolutions.timm_vit", "decoders.deepseek_v3", "decoders.gemma3", "decoders.llama", "decoders.llama_padded",
+    "decoders.mamba2", "decoders.mixtral_balanced", "decoders.recurrent_gemma", "encoders.albert",
+    "encoders.deberta_v2", "encoders.longformer", "encoders.squeezebert", "encoders.xlm", "pairs.bart", "pairs.t5",
+    "pairs.wav2vec2_ctc", "pairs.wav2vec2_ctc_padded", "pairs.whisper", "pictures.clip", "pictures.detr",
+    "pictures.llava", "pictures.swin", "pictures.vilt", "plain.branches_on_a_batch", "plain.branches_on_data",
+    "plain.contrastive", "plain.contrastive_by_kinds", "plain.gives_a_distribution", "plain.hands_a_module_on",
+    "plain.layers_that_say_numbers", "plain.lstm_with_tokens_first", "plain.mixture", "plain.own_checkpointing",
+    "plain.tied_autoencoder", "plain.torch_transformer", "plain.vae_that_draws_of_a_distribution",
 )  # fmt: skip
 
 REFUSED = {"plain.contrastive_with_numbers_of_rows": "numbers rows itself where it has to"}

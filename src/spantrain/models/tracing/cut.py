@@ -301,6 +301,8 @@ class TapeCutter(StepCutter[TapeStep, TapePart]):
 
 def _carried_or_why_not(value: Value, facts: Facts) -> Carried | str:
     """Return how a value is carried, or why it cannot be."""
+    if facts.dtype.is_complex:
+        return f"a tensor of shape {_text(facts)} has complex numbers"
     growing = [(dim, size) for dim, size in enumerate(facts.shape) if isinstance(size, Samples)]
     if not growing:
         if facts.from_data:

@@ -139,7 +139,8 @@ class StageSum:
 
 def _square(parameters: Parameters, leave_out: Collection[str]) -> float:
     counted = [own.grad for name, own in parameters.items() if name not in leave_out and own.grad is not None]
-    norms = [torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64) for gradient in counted]
+    parts = [torch.view_as_real(one) if one.is_complex() else one for one in counted]
+    norms = [torch.linalg.vector_norm(part.detach(), dtype=torch.float64) for part in parts]
     return float(torch.stack(norms).square().sum()) if norms else 0.0  # an accelerator is waited for once
 
 

@@ -197,3 +197,27 @@ class UNet(nn.Module):
 def unet():
     batch = torch.randn(SAMPLES, 3, EDGE, EDGE), torch.randint(0, KINDS, (SAMPLES, EDGE, EDGE))
     return UNet(), batch, functional.cross_entropy
+
+
+# --- in the manner of neural operators: weights are complex
+
+
+class Spectral(nn.Module):
+    MODES = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, self.MODES, dtype=torch.cfloat) / WIDTH)
+        self.beside = nn.Conv1d(WIDTH, WIDTH, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        waves = torch.fft.rfft(hidden)
+        kept = torch.einsum("bix,iox->box", waves[..., : self.MODES], self.weight)
+        filled = functional.pad(kept, (0, waves.shape[-1] - self.MODES))
+        return functional.gelu(torch.fft.irfft(filled, n=hidden.shape[-1]) + self.beside(hidden))
+
+
+def fourier_operator():
+    layers = (nn.Conv1d(1, WIDTH, 1), *(Spectral() for _ in range(4)), nn.Conv1d(WIDTH, 1, 1))
+    rows = torch.randn(SAMPLES, 1, EDGE)
+    return nn.Sequential(*layers), (rows, rows.roll(1, -1)), functional.mse_loss
