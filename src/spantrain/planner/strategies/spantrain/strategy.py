@@ -55,6 +55,8 @@ _PER_SIZE = 2
 _DIVIDED = 3
 """Groups that the network is divided into at most where devices are to be kept, beside the first-level ones."""
 _MAX_DEVICES = 128
+_NEARLY = 1.5
+"""Ways of a group that take so much longer alone are not looked at together with the others."""
 _TOO_MUCH_S = 1e9
 """What each unit that does not fit where it is costs: more than any step."""
 MayDivide = Callable[[Sequence[str]], bool]
@@ -205,7 +207,7 @@ class _GroupSpace:
             if value_s >= _TOO_MUCH_S or pieces in seen or len(seen) == _PER_SIZE:
                 continue
             seen.add(pieces)
-            yield costs.solved(pieces)
+            yield costs.refined(pieces)
         self.least_with_s = list(map(min, self.least_with_s, costs.least_with_s(len(self.ways))))
         for known, ways in zip(self._best_somewhere, costs.best_somewhere(), strict=True):
             known |= ways
@@ -250,17 +252,27 @@ class _SizeCosts:
         if found is None:
             over = sum(map(self._over, pieces))
             over += sum(all(piece.group != number for piece in pieces) for number in self._kept)
-            found = over * _TOO_MUCH_S if over else self._step_s(list(map(self._seconds, pieces)))
+            found = over * _TOO_MUCH_S if over else self._step_s(list(map(self._best_way, pieces)))
             self._known[pieces] = found
         return found
 
-    def solved(self, pieces: tuple[_Piece, ...]) -> _SolvedArrangement:
-        """Return what comes of an arrangement."""
-        rows = list(map(self._seconds, pieces))
+    def refined(self, pieces: tuple[_Piece, ...]) -> _SolvedArrangement:
+        """Choose each group's way anew in the place that it has, and return what comes of it."""
+        rows = list(map(self._best_way, pieces))
+        best_s = self._step_s(rows)
+        for place, piece in enumerate(pieces):
+            for number in range(len(self._ways[piece.group])):
+                row = self._seconds(piece, number)
+                if row.drained + row.tail > _NEARLY * float(self._least[piece.group][piece.first, piece.end]):
+                    continue
+                tried = [*rows[:place], row, *rows[place + 1 :]]
+                tried_s = self._step_s(tried)
+                if tried_s < best_s:
+                    best_s, rows = tried_s, tried
         cuts = [row.way.cuts(row.first, row.end)[:-1] for row in rows]
         return _SolvedArrangement(
             size=self._size,
-            value_s=self._step_s(rows),
+            value_s=best_s,
             slots=tuple(slot for row in rows for slot in row.way.way),
             cuts=(*(cut for entry in cuts for cut in entry), pieces[-1].end),
         )
@@ -282,11 +294,11 @@ class _SizeCosts:
         """Return how many of a group's units do not fit into it."""
         return piece.end - self._reach[piece.group][piece.first][piece.end]
 
-    def _seconds_of(self, piece: _Piece) -> _PieceSeconds:
-        """Return the figures of a group's best way by itself."""
-        at = piece.first, piece.end
-        number = int(self._chosen[piece.group][at])
-        way = self._ways[piece.group][number]
+    def _best_way(self, piece: _Piece) -> _PieceSeconds:
+        return self._seconds(piece, int(self._chosen[piece.group][piece.first, piece.end]))
+
+    def _seconds_of(self, piece: _Piece, number: int) -> _PieceSeconds:
+        way, at = self._ways[piece.group][number], (piece.first, piece.end)
         units, cuts = self._tables.profile.graph.units, way.cuts(*at)
         slots = list(zip(way.way, cuts[:-1], cuts[1:], strict=True))
         arrays = (way.drained, way.tail, way.back, way.turn, way.pace, way.refills)
