@@ -26,6 +26,10 @@ _TRUSTS = 0.5
 _EXPANSIONS, _LAST = 20, 6
 """Around so many plans that are at most that much over the best the search goes on, in the end around so many of them;
 around a new best always."""
+_CUTS_TRIED = 6
+"""Of a plan's other cuts, the most promising, so many are simulated in the end."""
+_TO_POLISH = 4
+"""What part of the budget is there for moving cuts in the end, if no more is left."""
 _SET_UP = 200
 """What a simulation costs before its first action, in actions."""
 _BUILT = 20
@@ -104,7 +108,7 @@ class Searcher:
 
     def __init__(self, cutter: Cutter, moves: Moves, builder: ShapeBuilder, scorer: Scorer, budget: int) -> None:
         self._cutter, self._moves, self._builder, self._trusts = cutter, moves, builder, 1.0
-        self._budget, self._expansions = budget, _EXPANSIONS
+        self._budget, self._polish_budget, self._expansions = budget, budget // _TO_POLISH, _EXPANSIONS
         self.scorer = scorer
         self.pool = BoundedShapes(scorer=scorer)
         self.simulated: list[SimulatedPlan] = []
@@ -169,6 +173,27 @@ class Searcher:
                 self._expansions -= near
                 if near:
                     self._around(shape)
+
+    def polish(self, count: int) -> None:
+        """From the best plans of so many structures and sizes, move cuts while simulation says that it helps."""
+        self._budget = max(self._budget, self._polish_budget)
+        firsts: dict[object, tuple[Score, PlanShape]] = {}
+        for found in sorted(self.simulated, key=lambda found: found.score):
+            if found.shape is not None:
+                firsts.setdefault((found.shape.size, _structure(found.shape)), (found.score, found.shape))
+        for first in list(firsts.values())[:count]:
+            here: tuple[Score, PlanShape] | None = first
+            while here is not None and self._budget > 0:
+                here = self._better_near(*here)
+
+    def _better_near(self, score: Score, here: PlanShape) -> tuple[Score, PlanShape] | None:
+        """Simulate those with other cuts that could be the best of all; return the best if it is better."""
+        first = len(self.simulated)
+        for _, shape in self.pool.add(self._cutter.bounded([*self._moves.cuts(here)]))[:_CUTS_TRIED]:
+            if not self._is_hopeless(shape, self.best):
+                self.simulate(shape)
+        rows = [(found.score, found.shape) for found in self.simulated[first:] if found.shape and found.score < score]
+        return min(rows, key=lambda row: row[0], default=None)
 
     def _look_further(self) -> bool:
         """Look around the best plan near the best of all, else the most promising shape, of which that was not done.

@@ -134,7 +134,7 @@ _WORTH_DIVIDING = 1.05
 """Plans whose replicas divide the optimizer's state are so much better, since a lost device costs more in them."""
 _ACTIONS, _ACTIONS_BY_DEVICE, _ACTIONS_OF_MANY, _MANY = 60_000, 6_000, 8_000, 32
 """Actions that may be simulated: on up to `_MANY` devices so many and so many for each, on more so many."""
-_PROPOSED = 8
+_PROPOSED, _POLISHED = 8, 8
 _NEAR_THE_BEST = 1.15
 """On few devices, how near the best of all the plans of sites are that are searched by themselves."""
 _MICRO_BATCHES_OF_MANY = 64
@@ -333,6 +333,7 @@ def _searcher(
     if not many:
         for shape in best_of_parts(profile.cluster, solved):
             search.simulate(search.descend(shape, _ROUNDS))
+        search.polish(_POLISHED)
     return search
 
 
