@@ -72,6 +72,7 @@ def tensors() -> list[torch.Tensor]:
         torch.randn(7, 3).to(torch.bfloat16),
         torch.arange(9),
         torch.tensor([True, False, True]),
+        torch.randn(3, 2, dtype=torch.complex64),
         torch.empty(0, 4),
         torch.tensor(2.5),
         torch.randn(6, 4).t(),

@@ -49,7 +49,7 @@ def reason_of(read, data):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]),
+            st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64]),
             st.lists(st.integers(0, 5), max_size=4),
         ),
         max_size=5,
