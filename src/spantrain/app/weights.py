@@ -237,8 +237,8 @@ def _save_as_given(
     adapters = type(module).__module__.startswith("peft.") and hasattr(module, "merge_and_unload")
     if merge and not adapters:
         raise UsageError(f"--merge: model {spec.name} has no adapters of peft to be merged; leave it out")
-    for tensor in (*module.parameters(), *module.buffers()):
-        tensor.data = tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+    for tensor in filter(torch.is_floating_point, (*module.parameters(), *module.buffers())):
+        tensor.data = tensor.to(getattr(torch, dtype))
     model: Any = module
     base = model.get_base_model() if adapters else model
     if merge:

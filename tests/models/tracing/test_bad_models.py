@@ -243,6 +243,17 @@ def test_weights_drawn_by_python_and_numpy_are_the_same_wherever_a_model_is_made
     assert random.getstate() == before
 
 
+def test_complex_weights_of_another_size_are_refused(tmp_path):
+    (tmp_path / "wide.py").write_text(
+        "import torch\n"
+        "def build():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(4, 4, dtype=torch.complex128), torch.nn.Linear(4, 3))\n"
+        "    return model, (torch.randn(4, 4), torch.arange(4) % 3), torch.nn.functional.cross_entropy\n"
+    )
+    with pytest.raises(ConfigError, match=r"parameter 0\.weight is complex128; make it torch\.complex64"):
+        build_graph(resolve_model(f"{tmp_path / 'wide.py'}:build"))
+
+
 def test_weights_that_are_others_each_time_are_named(tmp_path):
     (tmp_path / "drawn.py").write_text(
         "import random, torch\n"

@@ -12,16 +12,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from spantrain.core.action import Op
 from spantrain.core.plan import Plan
 from spantrain.core.records import Record
 from spantrain.core.span import Span
 from spantrain.core.trace import Interval, Trace
-
-if TYPE_CHECKING:
-    pass
 
 _SWITCH, _SUM = "change to plan", "gradient sum"
 _SPAN = re.compile(r"\[\d{1,9}:\d{1,9}\]$")

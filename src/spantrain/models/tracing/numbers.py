@@ -62,15 +62,15 @@ def counting(name: str, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return () if name in _OF_SHAPES else tensors[:1] if name in _OF_FIRST else tensors
 
 
+def _can_train(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def made_up(shape: Sequence[Any], dtype: torch.dtype) -> Tensor:
     """Return some numbers: small ones around zero, token 0, a mask that hides nothing."""
-    if dtype.is_floating_point or dtype.is_complex:
+    if _can_train(dtype):
         return torch.linspace(-0.1, 0.1, torch.Size(shape).numel()).to(dtype).reshape(tuple(shape))
     return torch.full(tuple(shape), dtype == torch.bool, dtype=dtype)
-
-
-def _can_train(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def run_on_made_up(
@@ -96,7 +96,9 @@ def run_on_made_up(
         if is_fake(fake):
             stands_for(instead[id(fake)], fake)
     own = ((name, instead.get(id(parameter))) for name, parameter in module.named_parameters())
-    made: dict[str, Tensor] = {name: nn.Parameter(new) for name, new in own if new is not None and _can_train(new)}
+    made: dict[str, Tensor] = {
+        name: nn.Parameter(new) for name, new in own if new is not None and _can_train(new.dtype)
+    }
     with _reparametrize_module(module, made, tie_weights=True):
         args, kwargs = mapped((tuple(args), kwargs), lambda part: instead.get(id(part), part))
         result = forward(*args, **kwargs)

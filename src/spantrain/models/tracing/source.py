@@ -306,6 +306,9 @@ def _check_parameters(spec: ModelSpec, module: nn.Module) -> None:
                 f"model {spec.name}: parameter {name} is quantized ({type(parameter).__name__}): bases of bitsandbytes "
                 "or torchao are not trained on here, with adapters neither; load the base in bfloat16"
             )
+        if parameter.is_complex() and parameter.dtype != torch.complex64:
+            own = str(parameter.dtype).removeprefix("torch.")
+            raise ConfigError(f"model {spec.name}: parameter {name} is {own}; make it torch.complex64")
         if parameter.requires_grad and parameter.element_size() < _PARAMETER_BYTES:
             raise ConfigError(
                 f"model {spec.name}: parameter {name} is {str(parameter.dtype).removeprefix('torch.')}, wanted "
