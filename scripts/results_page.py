@@ -85,7 +85,7 @@ BENCHMARKS = (
         name="model_graphs",
         title="Measuring large models",
         script="model_graphs.py",
-        shows="what it takes to find out what large models hold, without numbers and with them, and that both agree",
+        shows="what it takes to find out what large models hold, without numbers and with them, and where both differ",
         emulated="Nothing is emulated; that most runs have no numbers is what is shown.",
     ),
     Benchmark(

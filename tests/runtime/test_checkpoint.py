@@ -1,7 +1,6 @@
 """Checkpoints: a save that is cut off harms nothing, the newest are kept, devices remove what is not."""
 
 import errno
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from spantrain.runtime.checkpoint.saver import DeviceCheckpoints
 from spantrain.runtime.checkpoint.tensor_file import Disk
 from spantrain.runtime.control.data_requests import NotSaved
 from spantrain.runtime.control.requests import SavedFile
-from testing.patience import PATIENCE_S
+from testing.patience import until
 from testing.runtime.checkpoints import BATCH, Faulty, check_loads, save, two_devices, whole_device
 
 pytestmark = pytest.mark.checkpoint
@@ -270,9 +269,7 @@ def test_a_full_disk_ends_nothing_and_is_tried_again(tmp_path):
     ) as own:
         for step in (1, 2, 3):
             own.save(step, {})
-            until_s = time.monotonic() + PATIENCE_S
-            while len(told) < step and time.monotonic() < until_s:
-                time.sleep(0.001)
+            until(lambda step=step: len(told) >= step)
     assert (told, saved) == ([1, 2, 3], [3])
 
 
