@@ -53,8 +53,7 @@ def __getattr__(name: str) -> Any:
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'spantrain' has no attribute {name!r}")
-    if "outer" in _HOMES[name]:
-        # gRPC reads it when it is loaded. Its handlers of fork() end the workers of a DataLoader in a process that
-        # talks to a master; these workers do not use gRPC, and need none.
-        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    # gRPC reads it when it is loaded. Its handlers of fork() end the workers of a DataLoader in a process that talks to
+    # workers or to a master; a DataLoader's workers do not use gRPC, and need none.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
     return getattr(importlib.import_module(f"spantrain.{_HOMES[name]}"), name)

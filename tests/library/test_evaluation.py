@@ -216,6 +216,12 @@ def test_parts_that_do_not_fit_are_refused(built, tokenizer, tmp_path):
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"input_ids has \[12\] numbers a sample, but the example .* \[8\]: pad"):
         trainer.train()
+    trainer = spantrain.Trainer(
+        built.build, data=Texts(32, 0), args=arguments(tmp_path / "run"), measure=False,
+        data_collator=lambda rows: DataCollatorWithPadding(tokenizer, padding="max_length", max_length=8)(rows[:3]),
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"data_collator: made 3 samples of \d+; make one of each"):
+        trainer.train()
     refused("there is no compute_metric; it is compute_metrics", compute_metric=accuracy)
     refused("there is no train_dataset; it is data", train_dataset=Texts(3, 0))
     refused("data_collator: a int is no function", data=Texts(3, 0), data_collator=3)

@@ -4,6 +4,7 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 import spantrain
@@ -34,8 +35,9 @@ def test_a_trainer_takes_part_by_one_callback():
         close(server.parameters, alone(6))
 
 
-def test_loaders_may_fork_beside_a_connection(monkeypatch):
+@pytest.mark.parametrize("name", ["OuterOptimizer", "Trainer", "session"])
+def test_loaders_may_fork_beside_a_connection(name, monkeypatch):
     """gRPC's own handlers of fork() would end a DataLoader's workers."""
     monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
-    assert spantrain.OuterOptimizer.__name__ == "OuterOptimizer"
+    assert getattr(spantrain, name).__name__ == name
     assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "false"

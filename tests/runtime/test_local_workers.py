@@ -1,6 +1,7 @@
 """Workers of this machine that end: who hears of it, and others in their place."""
 
 import contextlib
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from spantrain.app.reporter import SilentReporter
 from spantrain.app.session import wait_for
 from spantrain.errors import PeerLostError
 from spantrain.runtime.coordinator.coordinator import Coordinator
+from spantrain.runtime.launch import launcher
 from spantrain.runtime.launch.launcher import LocalWorkers, WorkerPlacement
 from spantrain.runtime.worker.settings import WorkerSettings
 from testing.patience import PATIENCE_S
@@ -56,6 +58,23 @@ def test_what_is_loaded_before_workers_are_forked_runs_no_thread(workers):
     """As gRPC and ZeroMQ do as soon as they are used; both break in forks then."""
     workers.start([])  # waits until all is loaded
     assert psutil.Process(workers._server.pid).num_threads() == 1
+
+
+def test_what_the_user_has_forked_holds_up_no_end(tmp_path):
+    """A DataLoader's workers have all that this process had open when they began, the pipe to the fork server, too."""
+    found = LocalWorkers(tmp_path)
+    found.start([])
+    forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    forked.start()
+    try:
+        begun_s = time.monotonic()
+        found.close()
+        assert time.monotonic() - begun_s < launcher._END_TIMEOUT_S / 2
+        assert found._server.returncode == 0
+        found.close()
+    finally:
+        forked.kill()
+        forked.join()
 
 
 def test_a_killed_worker_is_told_of_once_and_another_one_takes_its_place(workers, coordinator):

@@ -138,7 +138,10 @@ class CollatedSamples:
         if self._last is None or self._last[0] != key:
             samples = [self._known(sample_at(self._samples, index, "data")) for index in key]
             made = _collated(self._collator, samples, self._source)
-            self._last = key, batch_of(made, self._spec, source=self._source, trains=self._trains)
+            batch = batch_of(made, self._spec, source=self._source, trains=self._trains)
+            if batch.samples != len(key):
+                raise ConfigError(f"{self._source}: made {batch.samples} samples of {len(key)}; make one of each")
+            self._last = key, batch
         return self._last[1]
 
     def _known(self, sample: Any) -> Any:

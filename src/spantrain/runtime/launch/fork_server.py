@@ -2,8 +2,8 @@
 
 Loading torch and transformers takes seconds for every process; here it is done once. The fork server reads one JSON
 object a line on standard input (a worker to start) and writes one a line on standard output (a worker that has
-ended). When its input ends, however its parent died, it ends all its workers and removes the folder that
-its argument names. Neither gRPC nor ZeroMQ is used before the fork: both break when they are.
+ended). At an empty line, or when its input ends, however its parent died, it ends all its workers and removes the
+folder that its argument names. Neither gRPC nor ZeroMQ is used before the fork: both break when they are.
 """
 
 import ctypes
@@ -41,17 +41,15 @@ def main() -> None:
         readable, _, _ = select.select([0, wake_read], [], [], 1.0)
         if 0 in readable:
             data = os.read(0, 65536)
-            if not data:
-                break
             *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
-                request = json.loads(line)
+            if not data or b"" in lines:
+                break
+            for request in map(json.loads, lines):
                 if "signal" in request:
                     for pid in [one for one, name in children.items() if name == request["name"]]:
                         os.kill(pid, request["signal"])
                     continue
-                pid = _start(request)
-                children[pid] = request["name"]
+                children[_start(request)] = request["name"]
         if wake_read in readable:
             os.read(wake_read, 4096)
         _reap(children)
@@ -93,8 +91,7 @@ def load() -> None:
 
 
 def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def _start(request: dict[str, Any]) -> int:

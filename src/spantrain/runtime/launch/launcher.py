@@ -124,7 +124,8 @@ class LocalWorkers(LoggedWorkers):
     def close(self) -> None:
         """End all workers that are still there."""
         self._closing = True
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._requests.write(b"\n")  # processes that a user's code has forked keep the pipe open
             self._requests.close()
         if not self._ready.is_set():
             self._server.kill()  # it is still loading torch, and has no workers yet
