@@ -199,6 +199,7 @@ def test_links_of_real_processors_have_the_rates_asked_for():
     [
         (("--methods", "dpp"), "did you mean 'ddp'"),
         (("--bandwidth", "fast"), "--bandwidth"),
+        (("--train-on", "questions"), "--train-on"),
         (("--like", "gpt3"), "gpt3"),
         (("--methods", "ddp", "--preset", "laptop"), "either --preset NAME or --cluster FILE"),
         (("--methods", "ddp", "--network-trace", "drop-50", "--no-network"), "--network-trace"),

@@ -10,6 +10,7 @@ from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.units import LABELS, ModuleUnit
 from spantrain_studies.comparison.worker.device import CountingProcessor, StartedElsewhereDevice, framework_device
+from spantrain_studies.comparison.worker.stages import StageModule
 from spantrain_studies.comparison.worker.whole import PlainUnit, TimedChain, UnitChain
 
 
@@ -110,6 +111,18 @@ def test_on_a_processor_nothing_is_between_the_units():
     assert loss.grad_fn.name() == "SumBackward0"
     loss.backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(expected, plain.parameters(), strict=True))
+
+
+def test_what_a_stage_hands_on_is_no_view_which_torch_could_not_detach():
+    """Its zero-bubble schedules do so when inputs have their gradients; layers of many models end in a view."""
+    unit = ModuleUnit("folds", nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2))))
+    unit.reads = (0,)
+    stage = StageModule([unit], is_last=False)
+    stage.rows = {0: torch.randn(3, 2)}
+    (output,) = stage()
+    assert output.shape == (3, 2, 2)
+    assert output.is_contiguous()
+    output.detach_()
 
 
 def test_a_processor_adds_up_what_it_computes():

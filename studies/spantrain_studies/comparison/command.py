@@ -82,6 +82,11 @@ class CompareArguments:
     data: Data = None
     tokenizer: Tokenizer = None
     sequence_length: SequenceLength = None
+    chat_template: Annotated[
+        str | None, "Of conversations: a Jinja file, chatml or plain; default: the tokenizer's own."
+    ] = None
+    train_on: Annotated[str | None, "Of conversations: learn `answers` (the default) or `all`."] = None
+    packing: Annotated[bool, "Several conversations in a sample, kept apart."] = False
     seed: Annotated[int, typer.Option(help="Of weights and data order.", min=-LARGEST_NUMBER, max=LARGEST_NUMBER)] = 0
     json_: Json = False
     no_network: NoNetwork = False
@@ -104,6 +109,9 @@ class CompareArguments:
             data=self.data,
             tokenizer=self.tokenizer,
             sequence_length=self.sequence_length,
+            chat_template=self.chat_template,
+            train_on=self.train_on,
+            packing=self.packing,
             dropout="off",  # others draw otherwise
         )
         spec = data.chosen_model(self.model)

@@ -48,7 +48,7 @@ class StageModule(nn.Module):
         for unit in self.units[:-1]:
             tensors = unit.run(tensors, self.rows)
         if not self._is_last:
-            return _contiguous(self.units[-1].run(tensors, self.rows))
+            return _own(self.units[-1].run(tensors, self.rows))
         loss_sum: Tensor = self.units[-1].run(tensors, self.rows)
         return loss_sum.reshape(1)
 
@@ -140,8 +140,12 @@ def tensors_behind(graph: UnitGraph, unit: int, samples: int) -> Tensors:
     return tuple(found)
 
 
-def _contiguous(tensors: Tensors) -> Tensors:
-    return tuple(tensor.contiguous() for tensor in tensors)
+def _own(tensors: Tensors) -> Tensors:
+    """Return the tensors as torch sends and detaches them: in one piece, and none a view of another one."""
+    return tuple(
+        tensor.clone(memory_format=torch.contiguous_format) if tensor._is_view() else tensor.contiguous()
+        for tensor in tensors
+    )
 
 
 def _tuple(outputs: Tensor | Tensors) -> Tensors:
