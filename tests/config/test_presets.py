@@ -5,8 +5,8 @@ from importlib import resources
 
 import pytest
 
+from spantrain.config.artefacts import check_cluster
 from spantrain.config.cluster_file import PRESET_NAMES, load_preset
-from spantrain.config.consistency import check_cluster
 from spantrain.config.kinds import load_kinds
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.errors import ConfigError

@@ -16,10 +16,10 @@ from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.statistics import BatchStatistics, OneBatchNorm, named_statistics, statistics_parts
-from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.tracing.model import OWN_FORWARD, WAY
 from spantrain.models.units import LABELS, keeps_statistics, loss_of
+from testing.models.thread_group import ThreadGroup
 from testing.runtime.parts import put
 
 FILE = """

@@ -12,8 +12,7 @@ from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units
 from spantrain.models.data.choice import without_dropout
 from spantrain.models.data.dataset import open_dataset
-from spantrain.models.execution import compiled
-from spantrain.models.execution.compiled import ONLY_CUT, compile_layers, is_compiled
+from spantrain.models.execution.segment import CODE, ONLY_CUT, compile_layers, is_compiled
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.units import UnitModule
@@ -80,7 +79,7 @@ def test_gradients_are_those_of_layers_as_they_are_written(dtype, recompute, hal
 
 
 def test_code_is_made_of_a_layer(spec_of, monkeypatch) -> None:
-    monkeypatch.setattr("spantrain.models.build.CODE", compiled.CODE)
+    monkeypatch.setattr("spantrain.models.build.CODE", CODE)
     spec = spec_of("gpt2")
     wanted = gradients(spec, spans=HALVES)
     torch._dynamo.utils.counters.clear()
@@ -135,7 +134,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_written(spec_of, monkeypatch, cap
     monkeypatch.setattr("spantrain.models.build.CODE", refuses)
     found = gradients(as_compiled(spec))
     assert all(torch.equal(found[name], own) for name, own in wanted.items())
-    (told,) = [one.getMessage() for one in caplog.records if one.name == compiled.__name__]
+    (told,) = [one.getMessage() for one in caplog.records if one.name == compile_layers.__module__]
     assert told.startswith("GPT2Block is not compiled, and runs as it is written: ")
     assert "no such operation" in told
 

@@ -12,7 +12,6 @@ from spantrain.core.span import Span
 from spantrain.devices.emulated import EmulatedDevice
 from spantrain.errors import ConfigError
 from spantrain.models.tensor_parallel.division import take
-from spantrain.models.tensor_parallel.group import run_members
 from spantrain.runtime.gradients.groups import group_ranks
 from spantrain.runtime.gradients.members import MemberGroup
 from spantrain.runtime.gradients.part_sums import share_parts
@@ -20,6 +19,7 @@ from spantrain.runtime.step.emulation import emulated_seconds, emulated_unit_sec
 from spantrain.runtime.step.stage_member import unit_shares
 from spantrain.runtime.step.work import DeviceClock
 from testing.models.graphs import graph_of
+from testing.models.thread_group import run_members
 from testing.runtime.thread_groups import ThreadMembers
 
 pytestmark = pytest.mark.tensor_parallel

@@ -18,13 +18,13 @@ from spantrain.core.span import Span
 from spantrain.devices.base import CpuDevice
 from spantrain.models.build import build_units, unit_names
 from spantrain.models.tensor_parallel.division import take
-from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.runtime.channels import MailboxChannel
 from spantrain.runtime.checkpoint.holding import first_names, holding_of
 from spantrain.runtime.step.stage_member import build_member
 from spantrain.runtime.worker.outer_part import StageParameters, stage_layers
 from testing.memory_mailbox import MemoryNetwork
 from testing.models.graphs import graph_of
+from testing.models.thread_group import ThreadGroup
 from testing.patience import PATIENCE_S
 from testing.runtime.groups import divided, random_groups
 from testing.runtime.thread_groups import thread_groups

@@ -11,7 +11,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TypeVar
 
-from spantrain.config.consistency import missing_links
+from spantrain.config.artefacts import missing_links
 from spantrain.config.files.problems import Problems, did_you_mean
 from spantrain.config.files.text_files import read_text
 from spantrain.config.files.yaml_fields import Field, parse_yaml

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.models.catalog.catalog_units import CatalogUnits
-from spantrain.models.execution.compiled import CODE
+from spantrain.models.execution.segment import CODE
 from spantrain.models.statistics import named_statistics
 from spantrain.models.units import Rows, UnitModule, parameter_names
 

@@ -19,9 +19,8 @@ from spantrain.errors import ConfigError
 from spantrain.formats.precision import DTYPES, check_dtype, is_low
 from spantrain.formats.tensor_bytes import dtype_name
 from spantrain.models.build import compiled_by, example_inputs, example_rows, unit_source
-from spantrain.models.execution.compiled import ONLY_CUT
 from spantrain.models.execution.measure import TWO, FlopMeter, HeldBehind, held_behind, held_by_two, working_bytes
-from spantrain.models.execution.segment import autocast_dtype
+from spantrain.models.execution.segment import ONLY_CUT, autocast_dtype
 from spantrain.models.low_weights import frozen_rounded, with_low_weights
 from spantrain.models.statistics import trained_names_of
 from spantrain.models.tensor_parallel.shard import divides_sequence, pieces_of, sums_of
@@ -226,7 +225,7 @@ def _see_without_numbers(
         return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
     def batch_without(samples: int) -> _Batch:
-        with mode:  # members of a group are in threads of their own
+        with mode:  # members of a group are in a thread of their own
             tensors, rows = batch(samples)
             return tensors, {number: row if is_fake(row) else mode.from_tensor(row) for number, row in rows.items()}
 

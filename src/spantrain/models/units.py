@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from spantrain.core.records import Record
 from spantrain.core.units import WholeMicroBatch
 from spantrain.models.randomness.draws import DrawingModules, DrawnSamples, SeededDraws
-from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.randomness.places import DrawnShapes
 
 if TYPE_CHECKING:
     from spantrain.models.tensor_parallel.group import TensorGroup

@@ -54,43 +54,33 @@ class Product(ABC):
         """Return the gradient of the bias, of that of the output."""
 
 
+@dataclass(frozen=True)
 class Linear(Product):
-    """A linear layer; its weight is `(outputs, inputs)`."""
+    """A linear layer; its weight is `(outputs, inputs)`, or transposed, as that of transformers' `Conv1D`."""
 
+    transposed: bool = False
     needs_input = False
 
     def forward(self, tensor: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return `(..., outputs)`; no view, so that what follows may write into it."""
-        made = functional.linear(_rows(tensor), weight, bias)
+        made = functional.linear(_rows(tensor), self._turned(weight), bias)
         return made if tensor.dim() == 2 else torch.ops.aten._unsafe_view(made, [*tensor.shape[:-1], made.shape[-1]])
 
     def input_gradient(self, gradient: Tensor, tensor: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG002
         """Return `(..., inputs)`."""
-        return gradient @ weight
+        return gradient @ self._turned(weight)
 
     def weight_gradient(self, gradient: Tensor, tensor: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG002
-        """Return `(outputs, inputs)`."""
-        return _rows(gradient).t() @ _rows(tensor)
+        """Return it as the weight is."""
+        left, right = (tensor, gradient) if self.transposed else (gradient, tensor)
+        return _rows(left).t() @ _rows(right)
 
     def bias_gradient(self, gradient: Tensor) -> Tensor:
         """Return `(outputs,)`."""
         return _rows(gradient).sum(0)
 
-
-class TransposedLinear(Linear):
-    """A linear layer whose weight is `(inputs, outputs)`, as that of the transformers library's `Conv1D`."""
-
-    def forward(self, tensor: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return `(..., outputs)`."""
-        return super().forward(tensor, weight.t(), bias)
-
-    def input_gradient(self, gradient: Tensor, tensor: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG002
-        """Return `(..., inputs)`."""
-        return gradient @ weight.t()
-
-    def weight_gradient(self, gradient: Tensor, tensor: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG002
-        """Return `(inputs, outputs)`."""
-        return _rows(tensor).t() @ _rows(gradient)
+    def _turned(self, weight: Tensor) -> Tensor:
+        return weight.t() if self.transposed else weight
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -151,7 +141,7 @@ class Convolution(Product):
         return found[wanted]
 
 
-LINEAR, TRANSPOSED_LINEAR = Linear(), TransposedLinear()
+LINEAR, TRANSPOSED_LINEAR = Linear(), Linear(transposed=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.counter import at_least, fractions, normals, random_bits, row_words
 from spantrain.models.randomness.draws import seeded
-from spantrain.models.randomness.shapes import DrawnShape, seen_shape, seen_shapes
+from spantrain.models.randomness.places import DrawnShape, seen_shape, seen_shapes
 
 CPU = torch.device("cpu")
 NUMBERS = 1 << 16

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from spantrain.core.span import Span, equal_spans
 from spantrain.core.units import ModelSpec
 from spantrain.models.build import build_units, unit_count
-from spantrain.models.tensor_parallel.group import ThreadGroup, run_members
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units, sums_of
 from spantrain.models.units import ModuleUnit, UnitModule, shared_parameters
 from testing.models.divided_units import Work, assert_like_whole, assert_near, run_divided, whole_gradients
 from testing.models.library_blocks import BLOCKS, TOKENS, WIDTH, make_block
+from testing.models.thread_group import ThreadGroup, run_members
 
 pytestmark = pytest.mark.tensor_parallel
 

@@ -10,9 +10,10 @@ from preloaded import spawn
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.build import build_units
-from spantrain.models.tensor_parallel.group import TensorGroup, ThreadGroup, run_members
+from spantrain.models.tensor_parallel.group import TensorGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from testing.models.divided_units import Member, Seen, Work, assert_near, whole_gradients
+from testing.models.thread_group import ThreadGroup, run_members
 from testing.patience import PATIENCE_S
 from testing.runtime.gloo_members import CLASSES, SHARES, Order, member, small_units
 

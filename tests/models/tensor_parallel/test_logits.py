@@ -13,8 +13,8 @@ from torch.nn import functional
 from spantrain.core.shares import divide_pieces
 from spantrain.core.span import Span
 from spantrain.models.tensor_parallel.divided import DividedLogits
-from spantrain.models.tensor_parallel.group import ThreadGroup, run_members
 from spantrain.models.units import sample_losses
+from testing.models.thread_group import ThreadGroup, run_members
 
 pytestmark = pytest.mark.tensor_parallel
 

@@ -15,9 +15,10 @@ from spantrain.models.execution.held import StorageLog
 from spantrain.models.execution.segment import segments_of
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
-from spantrain.models.tensor_parallel.group import TensorGroup, run_members
+from spantrain.models.tensor_parallel.group import TensorGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.units import LABELS, Rows, UnitModule, rows_read
+from testing.models.thread_group import run_members
 
 SHARES = (3.0, 1.0)
 MODEL = resolve_model("gpt2-tiny")

@@ -12,10 +12,11 @@ from spantrain.core.units import UnitGraph
 from spantrain.models.build import build_units, empty_unit, example_rows, unit_count
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.models.execution.measure import HeldBehind, held_behind, held_by_two
-from spantrain.models.tensor_parallel.group import TensorGroup, ThreadGroup, run_members
+from spantrain.models.tensor_parallel.group import TensorGroup
 from spantrain.models.tensor_parallel.shard import pieces_of, shard_units
 from spantrain.models.units import ModuleUnit, Rows, parameter_names
 from spantrain.runtime.step.stage_member import unit_shares
+from testing.models.thread_group import ThreadGroup, run_members
 
 MODELS = ("gpt2-tiny", "bert-small-tiny", "resnet-tiny", "efficientnet-tiny")
 

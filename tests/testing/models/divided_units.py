@@ -10,10 +10,10 @@ from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.tensor_parallel.division import put
-from spantrain.models.tensor_parallel.group import ThreadGroup, run_members
 from spantrain.models.tensor_parallel.shard import partial_parameters, shard_units
 from spantrain.models.units import UnitModule
 from testing.models.rows import rows_of
+from testing.models.thread_group import ThreadGroup, run_members
 
 Build = Callable[[], list[UnitModule]]
 

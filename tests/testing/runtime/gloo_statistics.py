@@ -9,8 +9,7 @@ from torch import nn
 
 from spantrain.core.plan import Plan
 from spantrain.core.span import Span
-from spantrain.models.joint_norms import JoinedDevices
-from spantrain.models.statistics import BatchStatistics
+from spantrain.models.statistics import BatchStatistics, JoinedDevices
 from spantrain.models.units import ModuleUnit
 from spantrain.runtime.gradients.groups import open_groups
 from testing.patience import PATIENCE_S

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from spantrain.core.plan import Stage
-from spantrain.models.tensor_parallel.group import ThreadGroup
 from spantrain.runtime.gradients.groups import StageGroups, group_ranks
 from spantrain.runtime.gradients.members import MemberGroup
+from testing.models.thread_group import ThreadGroup
 from testing.patience import PATIENCE_S
 
 Mail = Mapping[tuple[int, int], queue.SimpleQueue[Tensor]]

@@ -63,11 +63,12 @@ def _own_rows(name: str, data: str | None, sample: object) -> tuple[TensorSpec, 
     called = data is not None and is_factory(data) and not kind and not Path(data).exists()
     if not name.startswith("hf:") or not (sample is not None or called or (kind == ROWS and path)):
         return ()
-    from spantrain.models.tracing.factory import first_sample
+    from spantrain.models.tracing.factory import called_data, sample_at
     from spantrain.models.tracing.transformers_classes import own_rows
 
     if sample is None and called:
-        sample = first_sample(named_function(str(data), "data"))
+        function = named_function(str(data), "data")
+        sample = sample_at(called_data(function, held_out=False)[0], 0, f"data {function}")
     elif sample is None:
         _, sample = next(records.record_parts(Path(path))[0], ("", None))
         if sample is None:

@@ -1,12 +1,13 @@
 """What a unit costs: bytes that it holds behind F and I, alone or as a member of a group, and its operations.
 
-What a member holds by its share is measured on two of them, in threads: unlike parts give a line of bytes that both
-hold whole, and bytes that grow with the part. So what is gathered and summed counts too, and what a unit computes whole
-for want of a rule.
+What a member holds by its share is measured on two of them, one after the other: unlike parts give a line of bytes that
+both hold whole, and bytes that grow with the part. So what is gathered and summed counts too, and what a unit computes
+whole for want of a rule.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from spantrain.models.execution.segment import Segment
 from spantrain.models.low_weights import full_weight
 from spantrain.models.randomness.draws import DrawnSamples
 from spantrain.models.tensor_parallel.divided import own_part
-from spantrain.models.tensor_parallel.group import TensorGroup, run_members
+from spantrain.models.tensor_parallel.group import LoneGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from spantrain.models.units import Rows, UnitModule, copied
 
@@ -104,15 +105,15 @@ def held_by_two(
     Raises:
         Exception: it has no numbers, and does not run so.
     """
-    members = [copied(unit) for _ in range(2)]
 
-    def work(group: TensorGroup) -> HeldBehind:
-        own = members[group.rank]
-        shard_units([own], TWO[group.rank].shares, group.rank, group, sequence_parallel=sequence_parallel)
+    def held_by(rank: int) -> HeldBehind:
+        own, group = copied(unit), LoneGroup(rank, len(TWO))
+        shard_units([own], TWO[rank].shares, rank, group, sequence_parallel=sequence_parallel)
         return held_behind(own, batch, autocast_dtype, ends_model=ends_model)
 
     try:
-        return tuple(run_members(2, work, in_turns=True))  # what fake tensors share is not for several threads
+        with ThreadPoolExecutor(1) as thread:  # in which none of torch's modes is active, but those of tensors
+            return tuple(thread.map(held_by, range(len(TWO))))
     except (RuntimeError, TypeError, ValueError, AssertionError, ConfigError) as error:
         if any(map(is_fake, unit.parameters())):
             raise
@@ -124,8 +125,8 @@ def held_by_two(
 class FlopMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts floating-point operations of a `with` block in this thread, by torch's own table of operations.
 
-    Torch's `FlopCounterMode` also puts hooks on the modules of all threads, to count by module. Here members of a
-    tensor-parallel group may run in threads, and a hook that looks at a divided tensor would gather it out of turn.
+    Torch's `FlopCounterMode` also puts hooks on the modules of all threads, to count by module; they fail on tensors
+    that require gradients while none are computed.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,7 @@ from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.counter import at_least, normals, random_bits, row_words
 from spantrain.models.randomness.operations import DrawnOperations
-from spantrain.models.randomness.places import CallChain
-from spantrain.models.randomness.shapes import ORDERS, DrawnShape, DrawnShapes, Sizes, guessed_shape
+from spantrain.models.randomness.places import ORDERS, CallChain, DrawnShape, DrawnShapes, Sizes, guessed_shape
 
 if TYPE_CHECKING:
     from spantrain.models.tensor_parallel.group import TensorGroup

@@ -21,7 +21,7 @@ from spantrain.core.shares import TensorPart, divide_pieces
 from spantrain.core.span import Span
 from spantrain.models.statistics import keep_channels
 from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, gather_parts, sum_parts
-from spantrain.models.tensor_parallel.rules import Column, Region
+from spantrain.models.tensor_parallel.rules import Column, Region, counts
 from spantrain.models.tensor_parallel.sequence import SequenceSlices
 from spantrain.models.units import UnitModule
 from spantrain.models.weight_gradients import LINEAR, TRANSPOSED_LINEAR, Convolution, DeferringLayer, Product
@@ -204,8 +204,6 @@ class DivisionTask(Record):
     region: Region | None = None
     own: Span | None = None
     """The own pieces of the region."""
-    bias: OwnHeadsOfBias | None = None
-    """What stands around attention that takes its own heads of a bias."""
 
 
 class ModuleRule(Record):
@@ -248,8 +246,17 @@ class Divider(Record):
         changes += [self.row(path, region.pieces, own, region) for path in region.rows]
         changes += [self._channels(path, region.pieces, own, sliced=False) for path in region.channels]
         changes += [self._channels(path, region.pieces, own, sliced=True) for path in region.sliced]
-        bias = OwnHeadsOfBias(own=own, heads=region.pieces, copy=self.copy) if region.heads_of_bias else None
-        return DivisionTask(title=region.anchor, changes=tuple(changes), region=region, own=own, bias=bias)
+        return DivisionTask(title=region.anchor, changes=tuple(changes), region=region, own=own)
+
+    def set_heads(self, task: DivisionTask) -> None:
+        """Tell attention how many heads it has, and which."""
+        if task.region is None or task.own is None or task.region.counts_at is None:
+            return
+        module = self.unit.get_submodule(task.region.counts_at)
+        for name, value in counts(module, task.region.pieces, task.own.size).items():
+            setattr(module, name, value)
+        if task.region.heads_of_bias:
+            OwnHeadsOfBias(own=task.own, heads=task.region.pieces, copy=self.copy).attach(module)
 
     def row(self, path: str, pieces: int, own: Span, region: Region | None = None) -> Change:
         """Return what becomes of a row-wise layer."""

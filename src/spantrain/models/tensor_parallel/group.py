@@ -7,16 +7,12 @@ backward pass (W) holds no operation of the group (but for `OwnHeadsOfBias`): I,
 order that depends on the graph alone, which is the same on all members.
 """
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
 Work = Callable[[Tensor], Tensor]
 
 
@@ -43,72 +39,23 @@ class TensorGroup:
         return tensor
 
 
-class ThreadGroup(TensorGroup):
-    """Members in threads of one process: the fake, for tests and for trying a division without processes."""
+class LoneGroup(TensorGroup):
+    """One member without the others, to see what it holds: what it is given has their shapes, and other numbers."""
 
-    turn: "threading.Lock | None" = None
-    """Whoever has it runs, up to where members meet; None: all run at once."""
-
-    def __init__(self, barrier: threading.Barrier, laid_down: list[Tensor | None], rank: int) -> None:
-        """Use `together`, which makes all members at once: they lay tensors down and take up the others'."""
-        self._barrier = barrier
-        self._laid_down = laid_down
-        self.rank = rank
-        self.size = barrier.parties
-        self.operations: list[str] = []
-        """What was called, in order, with the tensor's shape."""
-
-    @classmethod
-    def together(cls, size: int) -> list["ThreadGroup"]:
-        """Return the members of one group."""
-        barrier, laid_down = threading.Barrier(size), list[Tensor | None]([None] * size)
-        return [cls(barrier, laid_down, rank) for rank in range(size)]
-
-    def all_reduce(self, tensor: Tensor) -> None:
-        """Add the members' tensors in place, in the order of ranks."""
-        self.operations.append(f"all_reduce{list(tensor.shape)}")
-        parts = self._exchange(tensor.clone())
-        assert all(part.shape == tensor.shape for part in parts), f"unlike shapes: {[part.shape for part in parts]}"
-        tensor.copy_(summed(parts))
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
 
     def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the members' tensors behind each other along `dim`."""
-        self.operations.append(f"all_gather{list(tensor.shape)}")
-        parts = self._exchange(tensor.clone())
-        assert [part.shape[dim] for part in parts] == list(sizes), f"sizes {sizes}, got {[p.shape for p in parts]}"
-        return torch.cat(parts, dim=dim)
+        """Return the own tensor where it is among the others', with zeros for those."""
+        shape = list(tensor.shape)
+        shape[dim] = sum(sizes)
+        whole = tensor.new_zeros(shape)
+        whole.narrow(dim, sum(sizes[: self.rank]), sizes[self.rank]).copy_(tensor)
+        return whole
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-        """Return the own piece along `dim` of the sum, added in the order of ranks."""
-        self.operations.append(f"reduce_scatter{list(tensor.shape)}")
-        parts = self._exchange(tensor.clone())
-        assert all(part.shape == tensor.shape for part in parts), f"unlike shapes: {[part.shape for part in parts]}"
-        assert sum(sizes) == tensor.shape[dim], f"sizes {sizes} of {tensor.shape[dim]}"
-        return summed([part.split_with_sizes(list(sizes), dim)[self.rank] for part in parts])
-
-    def leave(self) -> None:
-        """Give up: members that wait for this one fail at once."""
-        self._barrier.abort()
-
-    def _exchange(self, tensor: Tensor | None) -> list[Tensor]:
-        self._laid_down[self.rank] = tensor
-        self._wait()
-        parts = [part for part in self._laid_down if part is not None]
-        self._wait()
-        if len(parts) != (0 if tensor is None else self.size):
-            raise RuntimeError(f"{len(parts)} of {self.size} members wait for an operation, the others have ended")
-        return parts
-
-    def _wait(self) -> None:
-        """Wait for the others, whose turn it is."""
-        if self.turn is None:
-            self._barrier.wait()
-            return
-        self.turn.release()
-        try:
-            self._barrier.wait()
-        finally:
-            self.turn.acquire()
+        """Return the own piece."""
+        return _piece(tensor, self, sizes, dim)
 
 
 def summed(parts: Sequence[Tensor]) -> Tensor:
@@ -117,33 +64,6 @@ def summed(parts: Sequence[Tensor]) -> Tensor:
     for part in parts[1:]:
         total += part
     return total
-
-
-def run_members(size: int, work: Callable[[ThreadGroup], T], *, in_turns: bool = False) -> list[T]:
-    """Run `work` once for each member of a group of threads, at once or in turns; return the results by rank.
-
-    Raises:
-        Exception: what the first member that failed by itself raised.
-    """
-    members, turn = ThreadGroup.together(size), threading.Lock() if in_turns else None
-
-    def one(member: ThreadGroup) -> T:
-        member.turn = turn
-        try:
-            with turn or nullcontext():
-                found = work(member)
-                member._exchange(None)  # all have come to their end
-            return found
-        except BaseException:
-            member.leave()
-            raise
-
-    with ThreadPoolExecutor(size) as pool:
-        running = [pool.submit(one, member) for member in members]
-        errors = [error for error in (future.exception() for future in running) if error is not None]
-    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-        raise error
-    return [future.result() for future in running]
 
 
 class _Crossing(torch.autograd.Function):

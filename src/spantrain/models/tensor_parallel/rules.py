@@ -3,9 +3,9 @@
 A region is what Megatron-LM (Shoeybi et al., 2019, section 3) divides as one: column-wise layers, what works on each
 of their outputs (or heads) alone, and the row-wise layers behind. A region is found
 
-- in the words of transformers' tensor-parallel plans, if the model carries one (`words`);
+- in the words of transformers' tensor-parallel plans, if the model carries one (`find`);
 - by the names that the transformers library gives to the layers of attention and of feed-forward networks;
-- by structure, where a module's way is known: chains in `nn.Sequential`, residual blocks of convolutions (`images`).
+- by structure, where a module's way is known: chains in `nn.Sequential`, residual blocks of convolutions (`find`).
 
 Of attention, whole groups of queries with their key and value head are the pieces. Nothing is divided of which it is
 not known what happens between its layers.
@@ -20,7 +20,7 @@ from spantrain.core.records import Record
 
 _HEAD_LENGTH = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 _POSITIONED = ("MT5Attention", "T5Attention")
-"""Attention to which learned relative positions come from its first layer (`positions`)."""
+"""Attention to which learned relative positions come from its first layer (`division`)."""
 _COUNTS_OF_ALL = (
     "self.embed_dim", "self.hidden_size", "self.d_model", "config.hidden_size", "config.num_attention_heads",
     "config.num_key_value_heads",

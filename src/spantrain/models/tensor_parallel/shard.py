@@ -12,9 +12,9 @@ from spantrain.core.shares import TensorPart, TensorPieces
 from spantrain.models.tensor_parallel.divided import DividedLogits, gathered
 from spantrain.models.tensor_parallel.division import Change, Divider, DivisionTask, take, whole_of
 from spantrain.models.tensor_parallel.find import find_rules, full_module_names, heavy_modules
-from spantrain.models.tensor_parallel.group import InputCopy, TensorGroup, ThreadGroup
-from spantrain.models.tensor_parallel.multihead import leave_fast_paths
-from spantrain.models.tensor_parallel.rules import Region, counts
+from spantrain.models.tensor_parallel.group import InputCopy, LoneGroup, TensorGroup
+from spantrain.models.tensor_parallel.modules import leave_fast_paths
+from spantrain.models.tensor_parallel.rules import Region
 from spantrain.models.tensor_parallel.sequence import SequenceBlock, SequenceSlices, sequence_blocks
 from spantrain.models.units import UnitModule, copied, parameter_names
 
@@ -71,7 +71,7 @@ def shard_units(
         for task in work.tasks:
             for change in task.changes:
                 _put_in_place(units, change.module, change.build(replaced.parameters_of(change)))
-            _set_heads(work.unit, task)
+            work.divider.set_heads(task)
     replaced.put_in_place(units)
     for work in works:
         leave_fast_paths(work.unit)
@@ -108,9 +108,9 @@ class _UnitWork:
         self.left: list[str] = []
         """Why something is not divided."""
         self._blocks: tuple[SequenceBlock, ...] = ()
-        self._divider = Divider(unit=unit, shares=shares, group=group, copy=copy_, slices=slices)
+        self.divider = Divider(unit=unit, shares=shares, group=group, copy=copy_, slices=slices)
         for rule in find_rules(unit):
-            task = self._divider.task(rule)
+            task = self.divider.task(rule)
             if task is None:
                 self.left.append(f"{rule.anchor or 'it'} has {rule.pieces} pieces, fewer than the {group.size} members")
             else:
@@ -121,10 +121,10 @@ class _UnitWork:
         regions = [task.region for task in self.tasks if task.region is not None]
         self._blocks = sequence_blocks(self.unit, regions)
         for block in self._blocks:
-            self._divider.sliced.update(block.regions)
+            self.divider.sliced.update(block.regions)
             attentions = [self.unit.get_submodule(path) for path in block.attentions]
-            self._divider.slices.attach(self.unit.get_submodule(block.path), attentions)
-        if any(region.counts_at is not None and region not in self._divider.sliced for region in regions):
+            self.divider.slices.attach(self.unit.get_submodule(block.path), attentions)
+        if any(region.counts_at is not None and region not in self.divider.sliced for region in regions):
             self.left.append("its sequence is held whole by every member: not all of its blocks' layers are known")
 
     def note(self) -> None:
@@ -220,17 +220,6 @@ def _put_in_place(units: Sequence[UnitModule], old: nn.Module, new: nn.Module) -
                 module._modules[name] = new
 
 
-def _set_heads(unit: UnitModule, task: DivisionTask) -> None:
-    """Tell attention how many heads it has, and which."""
-    if task.region is None or task.own is None or task.region.counts_at is None:
-        return
-    module = unit.get_submodule(task.region.counts_at)
-    for name, value in counts(module, task.region.pieces, task.own.size).items():
-        setattr(module, name, value)
-    if task.bias is not None:
-        task.bias.attach(module)
-
-
 def _named(units: Sequence[UnitModule]) -> Iterator[tuple[UnitModule, str, str]]:
     """Yield each parameter's unit, local name and name in the unsplit model."""
     for unit in units:
@@ -262,7 +251,7 @@ def pieces_of(unit: UnitModule) -> tuple[TensorPieces, ...]:
     }
     shared = {id(unit.get_parameter(local)): group for group, local in unit.shared.items()}
     # Which parameters members of a group hold parts of does not depend on the shares.
-    parts = shard_units([copied(unit)], (1.0, 1.0), 0, ThreadGroup.together(2)[0])
+    parts = shard_units([copied(unit)], (1.0, 1.0), 0, LoneGroup(0, 2))
     found: dict[int, list[nn.Parameter]] = {}
     for _, local, full in _named([unit]):
         if not parts[full].is_whole:

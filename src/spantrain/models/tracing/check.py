@@ -23,8 +23,7 @@ from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import CHANCES, RECURRENT, DrawnSamples, chance_of, global_seed, seeded
-from spantrain.models.randomness.places import CallChain
-from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.randomness.places import CallChain, DrawnShapes
 from spantrain.models.statistics import trained_norms
 from spantrain.models.tracing.batch import LabelLoss, LabelsWeighed, ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import told_as_the_models, uncompiled, what_was_raised

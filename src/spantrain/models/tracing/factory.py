@@ -165,16 +165,6 @@ def sample_at(samples: Any, index: int, source: str) -> Any:
         raise ConfigError(f"{source}: sample {index} raised {what_was_raised(error)}") from error
 
 
-def first_sample(dataset: str) -> object:
-    """Return the first sample of what a user's function returns.
-
-    Raises:
-        ConfigError: the function cannot be had, raises, or returns no data set.
-    """
-    samples, _ = called_data(dataset, held_out=False)
-    return sample_at(samples, 0, f"data {dataset}")
-
-
 def _is_own(value: object, module: ModuleType) -> bool:
     return callable(value) and not isinstance(value, type) and getattr(value, "__module__", "") == module.__name__
 

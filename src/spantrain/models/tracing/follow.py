@@ -14,7 +14,7 @@ from torch import nn
 from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
-from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.randomness.places import DrawnShapes
 from spantrain.models.tracing import tape
 from spantrain.models.tracing.cut import StepCutter, TapeCutter, needed_steps
 from spantrain.models.tracing.factory import uncompiled, what_was_raised

@@ -15,7 +15,7 @@ from spantrain.config.files.parsing import parse_json
 from spantrain.core.units import ModelSpec, WholeMicroBatch
 from spantrain.errors import ConfigError
 from spantrain.models.adapters import FROZEN
-from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.randomness.places import DrawnShapes
 from spantrain.models.sources import OWN
 from spantrain.models.statistics import read_gradients_in_order
 from spantrain.models.tracing.batch import LabelLoss, Loss, ModelBatch
@@ -24,8 +24,7 @@ from spantrain.models.tracing.cut import TapePart
 from spantrain.models.tracing.dependence import check_packing, check_samples, deciding
 from spantrain.models.tracing.follow import Explored, NotFollowedError, follow
 from spantrain.models.tracing.source import Loaded, emptied, empty_like, load_model, with_or_without_numbers
-from spantrain.models.tracing.stubs.calls import Calls
-from spantrain.models.tracing.stubs.cut import StubPart, follow_calls
+from spantrain.models.tracing.stubs.calls import Calls, StubPart, follow_calls
 from spantrain.models.tracing.stubs.shell import Shell, StubbedUnit
 from spantrain.models.tracing.tape import NamedWeight, TapeStep
 from spantrain.models.tracing.tape import parts as in_structure

@@ -18,7 +18,7 @@ from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
 from spantrain.models.randomness.draws import NOISE, DrawingModules, DrawnSamples, SeededDraws
-from spantrain.models.randomness.shapes import DrawnShapes, seen_shapes
+from spantrain.models.randomness.places import DrawnShapes, seen_shapes
 from spantrain.models.sources import OWN
 from spantrain.models.tracing.batch import call_named, picked, taken_names
 from spantrain.models.tracing.numbers import ForegoneOutcomes

@@ -10,9 +10,8 @@ from spantrain.core.records import Record
 from spantrain.core.shares import TensorPart
 from spantrain.errors import ConfigError
 from spantrain.models.execution.stage import StageExecutor
-from spantrain.models.joint_norms import JoinedDevices
 from spantrain.models.low_weights import LowWeights, with_low_weights
-from spantrain.models.statistics import BatchStatistics, statistics_parts
+from spantrain.models.statistics import BatchStatistics, JoinedDevices, statistics_parts
 from spantrain.models.tensor_parallel.shard import notices, partial_parameters, shard_units
 from spantrain.models.units import UnitModule, parameter_names
 from spantrain.runtime.gradients.groups import StageGroups

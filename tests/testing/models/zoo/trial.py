@@ -23,11 +23,11 @@ from spantrain.cost.analytic import analytic_profile
 from spantrain.errors import ConfigError
 from spantrain.models.build import build_units, unit_source
 from spantrain.models.catalog.catalog import resolve_model
-from spantrain.models.execution.compiled import ONLY_CUT, compile_layers, is_compiled
+from spantrain.models.execution.segment import ONLY_CUT, compile_layers, is_compiled
 from spantrain.models.execution.stage import StageExecutor
 from spantrain.models.graph import build_graph
 from spantrain.models.randomness.draws import seeded
-from spantrain.models.randomness.shapes import DrawnShapes
+from spantrain.models.randomness.places import DrawnShapes
 from spantrain.models.tracing.batch import ModelBatch, WholeMeans, picked
 from spantrain.models.tracing.check import called_on
 from spantrain.models.tracing.factory import uncompiled

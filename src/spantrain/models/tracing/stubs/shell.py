@@ -19,8 +19,7 @@ from spantrain.errors import ConfigError
 from spantrain.models.randomness.places import START
 from spantrain.models.tracing.batch import Loss, ModelBatch, call_named, picked, taken_names
 from spantrain.models.tracing.factory import calls_compiled
-from spantrain.models.tracing.stubs.calls import Calls, Row
-from spantrain.models.tracing.stubs.cut import StubPart
+from spantrain.models.tracing.stubs.calls import Calls, Row, StubPart
 from spantrain.models.tracing.stubs.template import given_again, made, part_at
 from spantrain.models.tracing.tape import Samples, StandIn, UnitDevice, Value
 from spantrain.models.tracing.unit import BroughtUnit, carried_line, stand_in
