@@ -22,7 +22,7 @@ from spantrain.planner.request import Constraints, JobSpec, Quota
 from spantrain.planner.strategies.registry import strategies
 
 MODEL = resolve_model("gpt2-tiny")
-JOB = JobSpec(global_batch=64)
+JOB = JobSpec(global_batch=32)
 OFFERS = """
 egress: {fast: 0.1, cheap: 0.1, spare: {zone: 0, region: 0, internet: 0.2}}
 offers:

@@ -83,7 +83,7 @@ def test_a_restricted_plan_has_the_form(preset, model):
 
 
 def test_limits_hold_for_restricted_plans_too(many):
-    job = JobSpec(global_batch=96)
+    job = JobSpec(global_batch=48)
     free = make_plan(many, job, MEGATRON)
     kind = many.cluster.kinds[0].name
     limits = Constraints(quotas=(Quota(kind=kind, count=8),), leave_out=("far",), max_step_s=4 * free.step_s_predicted)

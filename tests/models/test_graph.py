@@ -108,16 +108,12 @@ def measured_without_numbers(spec, dtype, monkeypatch):
     ("name", "dtype"),
     [
         ("decoders.llama", "float32"),
-        ("decoders.llama", "bfloat16"),
-        ("decoders.gemma3", "float32"),
         ("decoders.mamba2", "float32"),
         ("decoders.mixtral", "float32"),
         ("decoders.mixtral", "bfloat16"),
         ("encoders.bert_masked", "float32"),
         ("convolutions.diffusion_unet", "float32"),
-        ("pairs.t5", "float32"),
         ("pairs.whisper", "float32"),
-        ("plain.torch_transformer", "float32"),
         ("plain.dropout", "float32"),
     ],
 )

@@ -73,7 +73,7 @@ def test_limits_on_time_and_money_are_told_with_their_numbers():
 
 def test_a_limit_on_time_that_a_plan_keeps_is_kept_whatever_is_to_be_least():
     """Where only interleaved plans keep it, too; a limit that none keeps is told with the one that is nearest."""
-    profile, job = described_profile(LAPTOP, resolve_model("gpt2-tiny")), JobSpec(global_batch=16)
+    profile, job = described_profile(LAPTOP, resolve_model("gpt2-tiny")), JobSpec(global_batch=4)
     fastest = make_plan(profile, job).samples_per_s_predicted
     limit = Constraints(min_samples_per_s=0.99 * fastest)
     assert make_plan(profile, job, PlanOptions(constraints=limit)).samples_per_s_predicted == pytest.approx(fastest)

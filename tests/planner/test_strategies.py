@@ -212,7 +212,7 @@ def test_a_plan_that_divides_a_block_between_stages_is_taken_over(tmp_path):
     path.write_text(EQUAL)
     cluster = load_cluster(path)
     gone = cluster.devices[3].name
-    options = PlanOptions(constraints=Constraints(leave_out=(gone,)))
+    options = PlanOptions(constraints=Constraints(leave_out=(gone,), interleaving=False))
     profile = described_profile(cluster, resolve_model("gpt2-xl"))
     plan = make_plan(profile, JobSpec(global_batch=128, optimizer="adamw"), options).plan
     assert gone not in plan.devices

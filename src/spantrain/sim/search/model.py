@@ -330,8 +330,7 @@ class _ModelRun:
 
     def _start(self, device: int, now_s: float, cause: tuple[Piece, bool] | None) -> None:
         model, home = self._model, self._home[device]
-        crew = model.crews[device]
-        device, part = self._first_of(crew) if len(crew) > 1 else (device, self._choose(device))
+        device, part = self._of_least_rank(home) if self._planned is None else (device, self._in_order(device))
         if part < 0:
             return
         if now_s + self._left_s[home] > self._most_s:
@@ -351,38 +350,35 @@ class _ModelRun:
         self._left_s[home] -= seconds
         heappush(self._due, (now_s + seconds, 1, device, part, index, None))
 
-    def _first_of(self, crew: tuple[int, ...]) -> tuple[int, int]:
-        """Return whose part a crew should run, and which; -1 if none can or should."""
-        assert self._ranks is not None, "crews go by ranks"
-        found = []
-        for device in crew:
-            part = self._choose(device)
-            if part >= 0:
-                found.append((self._ranks[device][part][self._begun[device][part]], device, part))
-        return min(found)[1:] if found else (crew[0], -1)
-
-    def _choose(self, device: int) -> int:
-        """Return the part to run next; -1 if none can or should."""
-        if self._planned is not None:
-            order, done = self._planned[device], len(self._out.orders[device])
-            if done == len(order) or self._ready(device, order[done]):
-                return order[done] if done < len(order) else -1
-            count = len(self._model.sizes[device])
-            if any(begun < count and self._ready(device, part) for part, begun in enumerate(self._begun[device])):
-                self._out.waits.add((device, done))
-            return -1
+    def _of_least_rank(self, home: int) -> tuple[int, int]:
+        """Return whose part a crew should run, and which; -1 if none can."""
         assert self._ranks is not None
-        best, least = -1, float("inf")
-        ranks, begun = self._ranks[device], self._begun[device]
-        for part, index in enumerate(begun):
-            if index < len(ranks[part]) and ranks[part][index] < least and self._ready(device, part):
-                best, least = part, ranks[part][index]
-        return best
+        least, found = math.inf, (home, -1)
+        for device in self._model.crews[home]:
+            awaited, ranks = self._awaited[device], self._ranks[device]
+            for part, index in enumerate(self._begun[device]):
+                row = ranks[part]
+                if index < len(row) and row[index] < least and not awaited[part][index] and self._may(device, part):
+                    least, found = row[index], (device, part)
+        return found
+
+    def _in_order(self, device: int) -> int:
+        """Return the part that a fixed order has next; -1 if that cannot run."""
+        assert self._planned is not None
+        order, done = self._planned[device], len(self._out.orders[device])
+        if done == len(order) or self._ready(device, order[done]):
+            return order[done] if done < len(order) else -1
+        count = len(self._model.sizes[device])
+        if any(begun < count and self._ready(device, part) for part, begun in enumerate(self._begun[device])):
+            self._out.waits.add((device, done))
+        return -1
 
     def _ready(self, device: int, part: int) -> bool:
+        return not self._awaited[device][part][self._begun[device][part]] and self._may(device, part)
+
+    def _may(self, device: int, part: int) -> bool:
+        """Whether the part before is done, or there is room."""
         index = self._begun[device][part]
-        if self._awaited[device][part][index]:
-            return False
         if part:
             return self._ended[device][part - 1] > index
         model = self._model
