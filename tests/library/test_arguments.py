@@ -121,6 +121,8 @@ def test_an_optimizer_that_is_made_already_is_refused():
     """Its parameters are not the workers', and its settings would be lost."""
     with pytest.raises(ConfigError, match="each device makes its own"):
         given_optimizer(torch.optim.AdamW([torch.zeros(1)], lr=1.0))
+    with pytest.raises(ConfigError, match=r"functools.partial\(torch.optim.AdamW, lr=...\)"):
+        given_optimizer(functools.partial(torch.optim.AdamW, [], 0.5))  # whose rate has no name
 
 
 def test_wrong_values_are_named_together():

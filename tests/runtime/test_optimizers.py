@@ -81,6 +81,19 @@ def test_options_are_torchs():
         assert ("betas" in defaults) == kind.uses_adam_options
 
 
+@pytest.mark.parametrize("value", [-1.0, 0.5, 1.5])
+@pytest.mark.parametrize(("name", "key"), [(n, k) for n, kind in OPTIMIZERS.items() for k in kind.options])
+def test_what_torch_refuses_is_refused_before_any_device_makes_one(name, key, value):
+    kind = OPTIMIZERS[name]
+    if isinstance(kind.options[key], bool):
+        return
+    try:
+        getattr(torch.optim, kind.torch_class)([torch.zeros(1)], lr=RATE, **{key: value})
+    except ValueError:
+        with pytest.raises(ValueError, match=f"option {key} of optimizer {name} must be a finite number from"):
+            job_of(name, {key: value})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
@@ -89,7 +102,11 @@ def test_options_are_torchs():
         ("lion_32bit", {}, "is not in torch. Known: adamw"),
         ("paged_adamw_8bit", {}, "another package's"),
         ("rmsprop", {"alfa": 1}, "did you mean alpha"),
-        ("rmsprop", {"alpha": "1"}, "option alpha of optimizer rmsprop must be a finite number, got '1'"),
+        ("rmsprop", {"alpha": "1"}, "option alpha of optimizer rmsprop must be a finite number from 0 to 1, got '1'"),
+        ("rmsprop", {"alpha": 2}, "option alpha of optimizer rmsprop must be a finite number from 0 to 1, got 2"),
+        ("rmsprop_bnb", {}, "another package's"),
+        ("sgd", {"nesterov": True}, "option nesterov of optimizer sgd needs momentum"),
+        ("sgd", {"nesterov": True, "momentum": 0.9, "dampening": 0.5}, "and dampening 0"),
         ("adamw", {"amsgrad": 1}, "must be true or false"),
         ("adamax", {"rho": 1}, "takes no option 'rho'"),
         ("adamw", {"betas": 0.9}, "betas must be two numbers"),

@@ -50,6 +50,12 @@ def test_other_precisions_know_no_scale():
     assert scaling.scalars == {}
 
 
+def test_parameters_of_no_numbers_overflow_nothing():
+    parameter = nn.Parameter(torch.ones(0, 3))
+    parameter.grad = torch.zeros(0, 3)
+    assert not GradientScaling(JOB, "float16", {}).unscale([parameter])
+
+
 def test_a_checkpoint_goes_on_with_its_scale():
     scaling = GradientScaling(JOB, "float16", {})
     scaling.settle(skipped=True)

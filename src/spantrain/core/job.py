@@ -121,6 +121,9 @@ class TrainJob(Record):
         yield from schedule_problems(self.lr_schedule, self._course, self.lr_schedule_options)
         if needs_end(self.lr_schedule) and self.decay_steps <= self.warmup_steps:
             yield f"decay_steps ({self.decay_steps}) must exceed warmup_steps ({self.warmup_steps})"
+        options = self.optimizer_options
+        if options.get("nesterov") and (not self.momentum or options.get("dampening")):
+            yield "option nesterov of optimizer sgd needs momentum, and dampening 0; give momentum=0.9, or leave it out"
         for group in self.parameter_groups:
             yield from self._group_problems(group)
         if self.staleness not in (0, 1):

@@ -301,7 +301,7 @@ def given_optimizer(optimizer: object) -> dict[str, Any]:
         return {}
     given: Mapping[str, Any] = {}
     made: object = optimizer
-    if isinstance(optimizer, functools.partial):
+    if isinstance(optimizer, functools.partial) and not optimizer.args:
         made, given = optimizer.func, optimizer.keywords
     name = made.lower() if isinstance(made, str) else _name_of_class(made)
     by_device = [key for key in given if key in _BY_DEVICE]

@@ -45,6 +45,8 @@ class ParameterGroup(Record):
 
 
 _DECOUPLED: Mapping[str, float | bool] = {"decoupled_weight_decay": False}
+_BOUNDS = MappingProxyType({"rho": (0, 1), "alpha": (0, 1), "beta2_decay": (-math.inf, 0), "d": (1, math.inf)})
+"""The least and the most of options that are no numbers from 0 up."""
 OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
     {
         "adamw": OptimizerKind(
@@ -89,7 +91,6 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
     }
 )
 
-_NO_CLASS = "is not in torch"
 _OTHER_PACKAGE = "is another package's, and devices make torch's own, whose state moves and resumes under any plan"
 REFUSED_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
     {
@@ -99,15 +100,11 @@ REFUSED_OPTIMIZERS: Mapping[str, str] = MappingProxyType(
         "lbfgs": "runs the model again within an update",
         "sparseadam": "takes sparse gradients, which are not summed here",
         "muon": "takes matrices alone, and needs another optimizer for all other parameters",
-        "lion": _NO_CLASS,
-        "lion_32bit": _NO_CLASS,
-        "ademamix": _NO_CLASS,
-        "stable_adamw": _NO_CLASS,
+        **dict.fromkeys(("lion", "lion_32bit", "ademamix", "stable_adamw"), "is not in torch"),
         **dict.fromkeys(("lomo", "adalomo", "grokadamw", "adamw_anyprecision", "adamw_torch_4bit"), _OTHER_PACKAGE),
-        **dict.fromkeys(("adamw_torch_8bit", "rmsprop_bnb", "rmsprop_bnb_32bit"), _OTHER_PACKAGE),
     }
 )
-_OTHERS = ("galore_", "apollo_", "schedule_free_", "paged_")
+_OTHERS = ("galore_", "apollo_", "schedule_free_", "paged_", "rmsprop_bnb")
 _FIELDS: Mapping[str, str] = MappingProxyType({"lr": "learning_rate", "weight_decay": "weight_decay"})
 _ADAM_FIELDS: Mapping[str, str] = MappingProxyType(
     {"eps": "adam_epsilon", **{name: name for name in ("adam_beta1", "adam_beta2", "adam_epsilon")}}
@@ -129,14 +126,15 @@ def optimizer_problems(name: str, options: Mapping[str, Any]) -> Iterator[str]:
         return
     known = OPTIMIZERS[name].options
     for key, value in options.items():
+        low, high = _BOUNDS.get(key, (0, math.inf))
         if key not in known:
             none = f"optimizer {name} takes no option {key!r}"
             yield unknown_name(f"option of optimizer {name}", key, tuple(known)) if known else none
         elif isinstance(known[key], bool):
             if not isinstance(value, bool):
                 yield f"option {key} of optimizer {name} must be true or false, got {value!r}"
-        elif type(value) not in (int, float) or not math.isfinite(value):
-            yield f"option {key} of optimizer {name} must be a finite number, got {value!r}"
+        elif type(value) not in (int, float) or not (math.isfinite(value) and low <= value <= high):
+            yield f"option {key} of optimizer {name} must be a finite number from {low} to {high}, got {value!r}"
 
 
 def optimizer_fields(name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,13 +104,11 @@ class GradientScaling:
 
     def unscale(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
         """Divide all gradients by the scale, in place; return whether one is infinite or no number."""
-        if self._scale is None:
-            return False
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if not gradients:
+        gradients = [one.grad for one in parameters if one.grad is not None and one.grad.numel()]
+        if self._scale is None or not gradients:
             return False
         torch._foreach_mul_(gradients, 1.0 / self._scale.scale)
-        largest = torch.stack([gradient.abs().max() for gradient in gradients if gradient.numel()]).max()
+        largest = torch.stack([gradient.abs().max() for gradient in gradients]).max()
         return not math.isfinite(float(largest))
 
     def settle(self, *, skipped: bool) -> None:
