@@ -10,7 +10,7 @@ from preloaded import spawn
 from spantrain.core.shares import TensorPart
 from spantrain.core.span import Span
 from spantrain.models.build import build_units
-from spantrain.models.tensor_parallel.group import TensorGroup
+from spantrain.models.tensor_parallel.group import LoneGroup, TensorGroup
 from spantrain.models.tensor_parallel.shard import shard_units
 from testing.models.divided_units import Member, Seen, Work, assert_near, whole_gradients
 from testing.models.thread_group import ThreadGroup, run_members
@@ -89,6 +89,14 @@ def test_threads_gather_unequal_lengths_and_sum_in_the_order_of_ranks() -> None:
         return tensor.tolist(), group.all_gather(torch.full((1, group.rank + 1), 1.0), [1, 2], 1).tolist()
 
     assert run_members(2, work) == 2 * [([11.0], [[1.0, 1.0, 1.0]])]
+
+
+def test_a_member_alone_is_given_what_has_the_shapes_of_all() -> None:
+    group, tensor = LoneGroup(1, 3), torch.ones(2, 4)
+    assert group.all_gather(tensor, [3, 4, 1], -1).tolist() == 2 * [[0, 0, 0, 1, 1, 1, 1, 0]]
+    assert group.reduce_scatter(torch.arange(8.0), [3, 4, 1], 0).tolist() == [3, 4, 5, 6]
+    group.all_reduce(tensor)
+    assert tensor.tolist() == 2 * [[1, 1, 1, 1]]
 
 
 def test_a_member_that_fails_ends_those_that_wait_for_it() -> None:

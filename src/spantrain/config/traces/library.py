@@ -61,6 +61,8 @@ class NamedTrace(Record):
     times: Mapping[str, str]
     numbers: Mapping[str, float]
     """All parameters: those that were given, and the shape's own values of the others."""
+    links: tuple[str, ...] = ()
+    """The only ones that it is for; none: all."""
 
     def speed(self, run_s: float, link: str) -> SpeedTrace:
         """Return how fast a link is over a run that should take so many seconds.
@@ -83,6 +85,8 @@ def named_trace(text: str) -> NamedTrace:
 
     >>> named_trace("drop-60:from=10s,until=40s").speed(60.0, "lab->office").changes
     ((10.0, 0.4), (40.0, 1.0))
+    >>> named_trace("drop-50:links=lab->office+office->lab").links
+    ('lab->office', 'office->lab')
 
     Raises:
         ConfigError: there is no such name or parameter, or a value that it cannot have.
@@ -90,9 +94,14 @@ def named_trace(text: str) -> NamedTrace:
     name, _, rest = text.partition(":")
     shape, number = _shape_of(name, text)
     numbers = {**shape.numbers, **({shape.number_is: float(number)} if number is not None else {})}
-    times = dict(shape.times)
+    times, links = dict(shape.times), tuple[str, ...]()
     for part in (part for part in rest.split(",") if part):
         parameter, _, value = part.partition("=")
+        if parameter == "links":
+            links += tuple(link.strip() for link in value.split("+") if link.strip())
+            if not links:
+                raise ConfigError(f"network trace {text}: links needs names joined by +, e.g. links=lab->office+lab up")
+            continue
         known = (*shape.times, *(name for name in shape.numbers if name != shape.number_is))
         if parameter not in known or not value:
             example = shape.times.get(known[0]) or f"{shape.numbers[known[0]]:g}"
@@ -110,7 +119,7 @@ def named_trace(text: str) -> NamedTrace:
             times[parameter] = value
         else:
             numbers[parameter] = _number(value, parameter, text)
-    found = NamedTrace(shape=shape, text=text, times=times, numbers=numbers)
+    found = NamedTrace(shape=shape, text=text, times=times, numbers=numbers, links=links)
     _check_numbers(found)
     return found
 

@@ -93,7 +93,6 @@ def _steps(entry: Field) -> tuple[tuple[float, float], ...]:
 
 
 _SUFFIXES = (".yaml", ".yml")
-_LINKS = "links"
 
 
 class NetworkTrace(Record):
@@ -103,8 +102,6 @@ class NetworkTrace(Record):
     """As it was asked for."""
     named: NamedTrace | None = None
     """A trace of the library; None: it is out of a file."""
-    links: tuple[str, ...] = ()
-    """The only ones that a named trace is for; none: all."""
     from_file: Mapping[str, SpeedTrace] | None = None
 
     def on(self, cluster: Cluster, run_s: float) -> dict[str, SpeedTrace]:
@@ -134,9 +131,9 @@ class NetworkTrace(Record):
             self._check_known(tuple(self.from_file), known)
             return dict(self.from_file)
         assert self.named is not None, "a trace has a name or a file"
-        self._check_known(self.links, known)
-        chosen = self.links or tuple(known)
-        if not self.links and self.named.shape.name == "random-walk":
+        self._check_known(self.named.links, known)
+        chosen = self.named.links or tuple(known)
+        if not self.named.links and self.named.shape.name == "random-walk":
             chosen = tuple(link for link in known if "->" in link)
         return {link: self.named.speed(run_s, link) for link in chosen}
 
@@ -150,9 +147,6 @@ class NetworkTrace(Record):
 
 def network_trace(text: str) -> NetworkTrace:
     """Return what `--network-trace` names: a file of changes (`.yaml`), or a trace of the library.
-
-    >>> network_trace("drop-50:links=lab->office+office->lab").links
-    ('lab->office', 'office->lab')
 
     Raises:
         ConfigError: there is no such file or name, or something in it is wrong.
@@ -168,15 +162,7 @@ def network_trace(text: str) -> NetworkTrace:
         if not changes.link_speed:
             raise ConfigError(f"{path}: needs at least one link under `links`, see docs/network-traces.md")
         return NetworkTrace(text=text, from_file=changes.link_speed)
-    name, colon, rest = text.partition(":")
-    parts = [part for part in rest.split(",") if part]
-    links = [part.partition("=")[2] for part in parts if part.partition("=")[0] == _LINKS]
-    others = ",".join(part for part in parts if part.partition("=")[0] != _LINKS)
-    chosen = tuple(link.strip() for part in links for link in part.split("+") if link.strip())
-    if links and not chosen:
-        raise ConfigError(f"network trace {text}: links needs names joined by +, e.g. links=lab->office+lab up")
-    named = named_trace(f"{name}{colon}{others}" if others else name)
-    return NetworkTrace(text=text, named=named, links=chosen)
+    return NetworkTrace(text=text, named=named_trace(text))
 
 
 def network_links(cluster: Cluster) -> dict[str, float]:

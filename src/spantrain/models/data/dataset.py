@@ -63,12 +63,7 @@ def open_dataset(spec: ModelSpec, *, held_out: bool = False) -> Dataset:
     if spec.dataset == "example":
         return _example(spec)
     if kind == "images" or (kind == "hf" and spec.objective == "classify"):
-        return open_images(
-            spec.dataset,
-            shape=tuple(example_inputs(spec, 1)[0].shape[1:]),
-            classes=class_count(spec),
-            held_out=held_out,
-        )
+        return _open_images(spec, held_out=held_out)
     if spec.family == "factory" and spec.sequence_length is not None:
         from spantrain.models.data.user import check_shapes
 
@@ -243,25 +238,20 @@ class Images:
         return torch.from_numpy(pixels.reshape(self._height, self._width, self._channels)).permute(2, 0, 1)
 
 
-def open_images(dataset: str, *, shape: tuple[int, ...], classes: int | None, held_out: bool) -> Images:
+def _open_images(spec: ModelSpec, *, held_out: bool) -> Images:
     """Open `images:FOLDER` or `hf:FOLDER`; every sixth picture is held out.
-
-    Args:
-        dataset: as `ModelSpec.dataset`.
-        shape: of the model's input for one sample: channels, height, width.
-        classes: how many the model tells apart; None: not known.
-        held_out: the part that is held out, instead of the one to train on.
 
     Raises:
         ConfigError: pillow is missing, the folder has no pictures of classes, or more classes than the model.
     """
-    kind, _, place = dataset.partition(":")
+    kind, _, place = spec.dataset.partition(":")
+    shape, classes = tuple(example_inputs(spec, 1)[0].shape[1:]), class_count(spec)
     if len(shape) != 3:
         raise ConfigError(f"data {place}: the model reads samples of shape {shape}, not pictures")
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"data {dataset}: reading pictures needs pillow; run: pip install pillow") from error
+        raise ConfigError(f"data {spec.dataset}: reading pictures needs pillow; run: pip install pillow") from error
     path = Path(place)
     parts: Sequence[_Folder | _Saved] = (
         [_Folder(path)] if kind == "images" else [_Saved(rows, path) for rows in load_saved_dataset(path)]

@@ -223,16 +223,14 @@ class ModuleRule(Record):
         return self.paths[0]
 
 
-class Divider(Record):
+class Divider:
     """One member's way to divide the modules of one unit."""
 
-    unit: UnitModule
-    shares: tuple[float, ...]
-    group: TensorGroup
-    copy: InputCopy = field(repr=False)
-    slices: SequenceSlices = field(repr=False)
-    sliced: set[Region] = field(default_factory=set, repr=False)
-    """Regions between modules that hold slices of the sequence; known when modules are built."""
+    def __init__(self, unit: UnitModule, shares: tuple[float, ...], group: TensorGroup) -> None:
+        self.unit, self.shares, self.group, self.copy = unit, shares, group, InputCopy(group)
+        self.slices = SequenceSlices(group, shares, self.copy)
+        self.sliced: set[Region] = set()
+        """Regions between modules that hold slices of the sequence; known when modules are built."""
 
     def task(self, rule: Region | ModuleRule) -> DivisionTask | None:
         """Return what is to be done for a region, or for one module; None if its pieces are too few for the group."""

@@ -12,10 +12,10 @@ from spantrain.core.shares import TensorPart, TensorPieces
 from spantrain.models.tensor_parallel.divided import DividedLogits, gathered
 from spantrain.models.tensor_parallel.division import Change, Divider, DivisionTask, take, whole_of
 from spantrain.models.tensor_parallel.find import find_rules, full_module_names, heavy_modules
-from spantrain.models.tensor_parallel.group import InputCopy, LoneGroup, TensorGroup
+from spantrain.models.tensor_parallel.group import LoneGroup, TensorGroup
 from spantrain.models.tensor_parallel.modules import leave_fast_paths
 from spantrain.models.tensor_parallel.rules import Region
-from spantrain.models.tensor_parallel.sequence import SequenceBlock, SequenceSlices, sequence_blocks
+from spantrain.models.tensor_parallel.sequence import SequenceBlock, sequence_blocks
 from spantrain.models.units import UnitModule, copied, parameter_names
 
 
@@ -71,7 +71,7 @@ def shard_units(
         for task in work.tasks:
             for change in task.changes:
                 _put_in_place(units, change.module, change.build(replaced.parameters_of(change)))
-            work.divider.set_heads(task)
+            work.set_heads(task)
     replaced.put_in_place(units)
     for work in works:
         leave_fast_paths(work.unit)
@@ -94,23 +94,20 @@ def partial_parameters(units: Sequence[UnitModule]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for unit in units for name in unit.partial))
 
 
-class _UnitWork:
+class _UnitWork(Divider):
     """What is done to one unit, which from now on leaves no own parts of classes to those behind it."""
 
     def __init__(self, unit: UnitModule, shares: tuple[float, ...], group: TensorGroup) -> None:
-        copy_ = InputCopy(group)
-        slices = SequenceSlices(group, shares, copy_)
-        unit.register_forward_hook(lambda *_: copy_.forget(), always_call=True)
-        unit.register_forward_hook(lambda *_: slices.forget(), always_call=True)
+        super().__init__(unit, shares, group)
+        for kept in (self.copy, self.slices):
+            unit.register_forward_hook(lambda *_, kept=kept: kept.forget(), always_call=True)
         unit.register_forward_hook(lambda _unit, _inputs, outputs: gathered(outputs, DividedLogits))
-        self.unit = unit
         self.tasks: list[DivisionTask] = []
         self.left: list[str] = []
         """Why something is not divided."""
         self._blocks: tuple[SequenceBlock, ...] = ()
-        self.divider = Divider(unit=unit, shares=shares, group=group, copy=copy_, slices=slices)
         for rule in find_rules(unit):
-            task = self.divider.task(rule)
+            task = self.task(rule)
             if task is None:
                 self.left.append(f"{rule.anchor or 'it'} has {rule.pieces} pieces, fewer than the {group.size} members")
             else:
@@ -121,10 +118,10 @@ class _UnitWork:
         regions = [task.region for task in self.tasks if task.region is not None]
         self._blocks = sequence_blocks(self.unit, regions)
         for block in self._blocks:
-            self.divider.sliced.update(block.regions)
+            self.sliced.update(block.regions)
             attentions = [self.unit.get_submodule(path) for path in block.attentions]
-            self.divider.slices.attach(self.unit.get_submodule(block.path), attentions)
-        if any(region.counts_at is not None and region not in self.divider.sliced for region in regions):
+            self.slices.attach(self.unit.get_submodule(block.path), attentions)
+        if any(region.counts_at is not None and region not in self.sliced for region in regions):
             self.left.append("its sequence is held whole by every member: not all of its blocks' layers are known")
 
     def note(self) -> None:

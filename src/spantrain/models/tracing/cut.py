@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Generic, Self, TypeVar
 
 from torch import Tensor
@@ -104,6 +105,10 @@ class StepCutter(ABC, Generic[Step, Part]):
     """Cuts a row of steps before each block, where the fewest bytes cross."""
 
     nothing_crosses = "no tensor crosses behind {}, so nothing tells how many samples there are"
+    _where: Callable[[Any], str]
+    """Returns where in the model a step is, for people."""
+    _inside_of: Callable[[Any], str]
+    """Returns the path of the module in whose forward, or whose call, a step is."""
     _made_at: Mapping[int, int]
     """By a value's index: the number of the step that makes it, where it can cross."""
     _last_use: Mapping[int, int]
@@ -113,14 +118,6 @@ class StepCutter(ABC, Generic[Step, Part]):
         """Take steps, and facts of values by their index."""
         self._steps = steps
         self._facts = facts
-
-    @abstractmethod
-    def _where(self, step: Step) -> str:
-        """Return where in the model a step is, for people."""
-
-    @abstractmethod
-    def _is_inside(self, step: Step, path: str) -> bool:
-        """Whether a step is done in a module's forward."""
 
     @abstractmethod
     def _part(self, lo: int, hi: int) -> Part:
@@ -157,7 +154,7 @@ class StepCutter(ABC, Generic[Step, Part]):
         """Return the modules in which more tensors cross between steps than around them: the innermost of them."""
         worse = []
         for path in paths:
-            inside = [number for number, step in enumerate(self._steps) if self._is_inside(step, path)]
+            inside = [n for n, step in enumerate(self._steps) if f"{self._inside_of(step)}.".startswith(f"{path}.")]
             places = range(inside[0], inside[-1] + 2) if inside else [0]
             crossing = [len(self._crossing_values(place)) for place in places]
             if max(crossing[1:-1], default=0) > max(crossing[0], crossing[-1]):
@@ -197,6 +194,8 @@ class StepCutter(ABC, Generic[Step, Part]):
 class TapeCutter(StepCutter[TapeStep, TapePart]):
     """Cuts a tape with nothing in it that is not needed."""
 
+    _where, _inside_of = attrgetter("where"), attrgetter("inside")
+
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self._maker = {value.index: step for step in tape.steps for value in step.makes}
@@ -226,12 +225,6 @@ class TapeCutter(StepCutter[TapeStep, TapePart]):
         made = {value.index: n for n, step in enumerate(steps) for value in step.makes}
         self._made_at = {n: made[n] for n in sorted(made.keys() - self._known.keys() - self._derived.keys())}
         self._last_use = self._last_uses()
-
-    def _where(self, step: TapeStep) -> str:
-        return step.where
-
-    def _is_inside(self, step: TapeStep, path: str) -> bool:
-        return step.inside == path or step.inside.startswith(f"{path}.")
 
     def _part(self, lo: int, hi: int) -> TapePart:
         last = hi == len(self._steps)

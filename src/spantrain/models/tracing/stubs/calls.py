@@ -7,6 +7,7 @@ blocks, where all that later ones need can cross.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -280,6 +281,7 @@ class CallCutter(StepCutter[BlockCall, StubPart]):
     """Cuts a row of calls."""
 
     nothing_crosses = "no tensor crosses (behind {})"
+    _where = _inside_of = attrgetter("path")
 
     def __init__(self, calls: Calls) -> None:
         super().__init__(calls.calls, calls.facts)
@@ -298,12 +300,6 @@ class CallCutter(StepCutter[BlockCall, StubPart]):
         self._last_use = {source.index: number for source, number in uses.items() if isinstance(source, Value)}
         self._inside = [(source.call, number) for source, number in uses.items() if isinstance(source, Inside)]
         """Numbers of calls, and of the last ones that need what those did and cannot be given again."""
-
-    def _where(self, step: BlockCall) -> str:
-        return step.path
-
-    def _is_inside(self, step: BlockCall, path: str) -> bool:
-        return step.path.startswith(f"{path}.")
 
     def _part(self, lo: int, hi: int) -> StubPart:
         calls, last = self._steps[lo:hi], hi == len(self._steps)
