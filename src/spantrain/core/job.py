@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 from typing import Annotated, Any
 
-from spantrain.core.names import unknown_name
+from spantrain.core.names import few, unknown_name
 from spantrain.core.records import Bounds, NotNegative, Positive, Record, bound_problems, type_problems
 from spantrain.core.units import ModelSpec, UnitGraph
 from spantrain.core.update.optimizers import ParameterGroup, optimizer_fields, optimizer_problems, optimizer_state
@@ -16,8 +16,6 @@ from spantrain.formats.registry import WireFormat
 ADAPTERS = ("auto", "paper", "off")
 BATCH_NORMS = ("auto", "micro-batch", "replicas", "frozen")
 MAX_TRACE_STEPS = 50
-_SHOWN = 2
-"""Names in a line for people."""
 _Count = Annotated[int, Bounds(low=0)]
 _Part = Annotated[float, Bounds(low=0, under=1)]
 
@@ -94,8 +92,7 @@ class TrainJob(Record):
         names = [name for unit in graph.units for name in unit.batch_norms]
         if not names:
             return ""
-        more = ", ..." if len(names) > _SHOWN else ""
-        where = f"in {len(names)} module{'s' if len(names) > 1 else ''} ({', '.join(names[:_SHOWN])}{more})"
+        where = f"in {len(names)} module{'s' if len(names) > 1 else ''} ({few(names)})"
         if not self.takes_batch_statistics(model):
             return f"batch statistics are frozen, at what the model begins with, {where}"
         twice = [name for name, count in Counter(names).items() if count > 1]

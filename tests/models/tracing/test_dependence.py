@@ -57,6 +57,7 @@ def in_micro_batches_of(size: int, name: str) -> Plan:
         ("plain.contrastive", -1, 2, "the loss of right.3 is over all samples at once"),
         ("decoders.qwen3_moe_balanced", -1, 1, "a term of the loss of lm_head is over all samples"),
         ("handed_on.a_small_term_of_all_samples", -1, 1, "a term of the loss of head is over all samples"),
+        ("own.weighed_samples", -1, 1, "the loss of blocks.1 is over all samples at once"),
         ("own.pairs", -1, 1, "the loss of blocks.1 is over all samples at once"),
         ("own.decides_inside", 1, 1, "blocks.1 decides by numbers of its data, at .*own_models.py:169"),
         ("plain.branches_on_data", 1, 1, r"blocks.1 decides by numbers of its data, at .*plain.py:\d+"),

@@ -316,3 +316,22 @@ class AsksForGradients(Feed):
 
 def wants_gradients():
     return nn.Sequential(AsksForGradients(), Feed()), hidden_batch(), square
+
+
+class WeighedSamples(nn.Module):
+    """Its loss is over what the samples of a batch weigh together."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Feed(), Feed())
+
+    def forward(self, hidden: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+        each = (self.blocks(hidden) - labels).square().flatten(1).mean(1)
+        return (each * weights).sum() / weights.sum()
+
+
+def weighed_samples():
+    """An example batch as people write them: nothing in it tells one sample from another."""
+    hidden, _ = hidden_batch()
+    alike = torch.zeros_like(hidden)
+    return WeighedSamples(), {"hidden": alike, "weights": torch.ones(len(alike)), "labels": torch.ones_like(alike)}

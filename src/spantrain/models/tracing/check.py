@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.overrides import TorchFunctionMode
 
+from spantrain.core.names import few
 from spantrain.core.records import Record
 from spantrain.core.units import ModelSpec
 from spantrain.errors import ConfigError
@@ -42,7 +43,6 @@ from spantrain.models.units import (
 _STATISTICS: Mapping[str, str] = MappingProxyType({"batch_norm": "training", "instance_norm": "use_input_stats"})
 """With the argument that says whether the batch's own are taken."""
 _COMPARED = 2
-_SHOWN = 2
 
 
 class Call(Record):
@@ -93,8 +93,7 @@ def differences(loaded: Loaded, given: Given = torch.clone) -> Iterator[str]:
     }
     yield from _told(as_it_trains, as_given, norms)
     if written:
-        more = ", ..." if len(written) > _SHOWN else ""
-        yield f"what its forward writes into {', '.join(written[:_SHOWN])}{more} is not kept: they stay as given"
+        yield f"what its forward writes into {few(written)} is not kept: they stay as given"
 
 
 def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
@@ -135,9 +134,7 @@ def weighed_batch(loaded: Loaded) -> ModelBatch:
 def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call], norms: Collection[str]) -> list[str]:
     """Say what differs, but for normalizations that take statistics of batches as the job says."""
     now, then = ([(call.name, call.module, call.where) for call in calls] for calls in (as_it_trains, as_given))
-    dropped: list[Call] = []
-    normalized: list[Call] = []
-    others: list[Call] = []
+    dropped, normalized, others = list[Call](), list[Call](), list[Call]()
     for tag, lo, hi, other_lo, other_hi in difflib.SequenceMatcher(None, now, then, autojunk=False).get_opcodes():
         if tag != "equal":
             others += as_given[other_lo:other_hi] or as_it_trains[lo:hi]
@@ -169,8 +166,7 @@ def _told(as_it_trains: Sequence[Call], as_given: Sequence[Call], norms: Collect
 
 def _places(calls: Sequence[Call]) -> str:
     modules = list(dict.fromkeys(call.module for call in calls))
-    more = ", ..." if len(modules) > _SHOWN else ""
-    return f"{len(modules)} module{'s' if len(modules) > 1 else ''} ({', '.join(modules[:_SHOWN])}{more})"
+    return f"{len(modules)} module{'s' if len(modules) > 1 else ''} ({few(modules)})"
 
 
 def calls_of(module: nn.Module, run: Callable[[], object]) -> list[Call]:
@@ -314,7 +310,7 @@ def _steady_loss(spec: ModelSpec, loaded: Loaded, batch: ModelBatch, shapes: Dra
     why = (
         f"{draws.unlike[0]}, which cannot be told by sample; use torch.rand, torch.randn or torch.bernoulli"
         if draws.unlike
-        else f"it writes into {', '.join(written[:_SHOWN])}{', ...' if len(written) > _SHOWN else ''}, "
+        else f"it writes into {few(written)}, "
         "and goes by that in its next call, so that a micro-batch would depend on others; leave that out (in the place "
         "of torch.nn.utils.spectral_norm, take that of torch.nn.utils.parametrizations)"
         if written

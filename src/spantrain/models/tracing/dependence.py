@@ -71,6 +71,9 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Chec
     """Return which units make something else of samples one by one."""
     batch, last = loaded.batch.resized(_SAMPLES), len(units) - 1
     with torch.no_grad():
+        unlike = batch.mapped(_unlike)
+        with suppress(RuntimeError, ValueError, IndexError, ConfigError):  # there are no such numbers
+            batch = unlike if _outputs(units, unlike, 0, _SAMPLES)[last][0].isfinite() else batch
         together = _outputs(units, batch, 0, _SAMPLES)
         norms = (one for one in calls_of(loaded.module, lambda: called_on(loaded, batch)) if one.own_statistics)
         without = next((norm.module for norm in norms if norm.name == "batch_norm"), None)
@@ -100,6 +103,15 @@ def _apart(spec: ModelSpec, units: Sequence[UnitModule], loaded: Loaded) -> Chec
     return CheckedUnits(
         at=units.__getitem__, whole={**whole, last: replace(whole.get(last, WholeMicroBatch(why=why)), fewest=fewest)}
     )
+
+
+def _unlike(tensor: Tensor) -> Tensor:
+    """Return a batch's tensor with its first sample unlike the others where all are alike, as masks of ones are."""
+    some = tensor.clone()
+    if torch.equal(tensor, tensor[:1].expand_as(tensor)):
+        end = some[0, some.shape[1] // 2 :] if some.dim() > 1 else some[0]
+        end.copy_(2 * end + 1 if some.is_floating_point() else end == 0)
+    return some
 
 
 @torch.no_grad()
