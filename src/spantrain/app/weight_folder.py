@@ -165,8 +165,7 @@ def _statistics_in(
     shapes = whole_statistics(spec)
     names = {name: (base_name(spec, name) or name).removeprefix(left_out) for name in shapes}
     found = {name: tensors[there] for name, there in names.items() if there in tensors}
-    wrong = [name for name, place in found.items() if place.shape != shapes[name]]
-    if wrong:
+    if wrong := [name for name, place in found.items() if place.shape != shapes[name]]:
         raise ConfigError(f"{folder}: holds another model than --model: {', '.join(wrong[:3])} have other shapes")
     made = whole_buffers(spec) if found.keys() != shapes.keys() else {}
     return found, {name: made[name] for name in shapes if name not in found}

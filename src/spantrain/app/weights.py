@@ -168,8 +168,7 @@ def trained_parameters(folder: Path, manifest: Manifest, names: Collection[str] 
         if names is None or name in names
     }
     shapes = _shapes_in(manifest)
-    wrong = [name for name, shape in wanted.items() if shapes.get(name, shape) != shape]
-    if wrong:
+    if wrong := [name for name, shape in wanted.items() if shapes.get(name, shape) != shape]:
         raise ConfigError(f"{folder}: is not of model {manifest.model.name}: {', '.join(wrong[:3])} have other shapes")
     return _whole_tensors(folder, manifest, wanted)
 

@@ -345,7 +345,6 @@ def planned_state(optimizer: str) -> str:
     Raises:
         ConfigError: there is none of that name.
     """
-    problems = list(optimizer_problems(optimizer, {}))
-    if problems:
+    if problems := list(optimizer_problems(optimizer, {})):
         raise ConfigError(f"--optimizer: {problems[0]}")
     return optimizer_state(optimizer, momentum=1.0, options={})

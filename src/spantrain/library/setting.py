@@ -309,8 +309,7 @@ def given_optimizer(optimizer: object) -> dict[str, Any]:
         if by_device:
             raise ValueError(f"{', '.join(by_device)}: each device chooses that; leave it out")
         fields = optimizer_fields(name, given)
-        problems = list(optimizer_problems(name, fields.get("optimizer_options", {})))
-        if problems:
+        if problems := list(optimizer_problems(name, fields.get("optimizer_options", {}))):
             raise ValueError("; ".join(problems))
     except ValueError as error:
         raise ConfigError(f"optimizer: {error}") from None

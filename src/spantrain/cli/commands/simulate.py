@@ -100,8 +100,7 @@ class SimulateArguments(Record):
             "--schedule all": self.schedule == "all", "--memory-limit": self.memory_limit, "--trace": self.trace,
             "--staleness": self.staleness,
         }  # fmt: skip
-        wrong = [name for name, value in beside.items() if value]
-        if wrong:
+        if wrong := [name for name, value in beside.items() if value]:
             raise ConfigError(f"--adapter: does not go with {', '.join(wrong)}; leave that out")
 
 
