@@ -22,7 +22,7 @@ FIGURES = {
     "step_s", "own_estimate_s", "samples_per_s", "money_per_step", "joules_per_sample", "peak_bytes", "search_s",
     "devices_used", "fits",
 }  # fmt: skip
-PRESET = ("--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", 32)
+PRESET = ("--preset", "laptop", "--model", "gpt2-tiny", "--global-batch", 8)
 
 
 def test_json_has_every_strategy_and_the_chosen_one_is_best(spantrain, profile_path):
@@ -146,6 +146,7 @@ def test_constraints_shape_the_plan(spantrain):
 
 
 def test_any_schedule_is_never_worse_than_the_usual_one(spantrain):
+    """Where another schedule is better than the plain rule, too, the order of work is searched."""
     usual, free = (
         json.loads(spantrain("plan", *PRESET, "--strategy", "spantrain-dp", "--json", *words).out)
         for words in ((), ("--schedule", "auto"))

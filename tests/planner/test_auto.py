@@ -300,13 +300,16 @@ def test_further_orders_make_the_answer_better(case: Callable[..., Profile], mon
 def test_the_first_plan_that_is_small_enough_has_its_order_searched(
     case: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever plans are before it whose schedules have none to search."""
     planning, asked = engine._Planning(case(), JOB, PlanOptions()), list[tuple[Plan, object]]()
     orders = orders_of(planning, monkeypatch, asked)
     found = [strategy(planning._request)[0] for strategy in (DDP, single_device)]
-    rows = tuple((proposal, planning._evaluator(proposal.plan)) for proposal in found)
+    plans = [replace(one.plan, schedule=name) for name in ("gpipe", "critical-path") for one in found]
+    rows = tuple((replace(found[0], plan=plan), planning._evaluator(plan)) for plan in plans)
     monkeypatch.setattr(predict, "ORDER_MAY_GAIN", 100.0)
     for most_devices, expected in ((4, 4), (1, 1)):
         monkeypatch.setattr(predict, "_ORDERED_UP_TO", most_devices)
         orders.first_ordered(rows)
-        assert [(len(plan.devices), effort) for plan, effort in asked] == [(expected, predict._EFFORT.max_runs)]
+        told = [(plan.schedule, len(plan.devices), effort) for plan, effort in asked]
+        assert told == [("critical-path", expected, predict._EFFORT.max_runs)]
         asked.clear()

@@ -123,12 +123,12 @@ class PlanOrders:
         return replace(proposal, plan=plan, reasons=(*proposal.reasons, reason)), searched
 
     def first_ordered(self, ranked: Ranked, below_s: float = math.inf) -> Ranked:
-        """Search the order of work of the best plan that is not too large for that, if it is near the best of all."""
+        """Search the order of the best plan that is small and whose schedule has one to search, if near the best."""
         rows, value = list(ranked), self._ranking.value
-        most = ORDER_MAY_GAIN * value(ranked[0][1])[0]
         for index, (proposal, evaluation) in enumerate(ranked):
-            if proposal.plan.hints is None and len(proposal.plan.devices) <= _ORDERED_UP_TO:
-                if value(evaluation)[0] <= most:
+            plan = proposal.plan
+            if plan.hints is None and plan.schedule == "critical-path" and len(plan.devices) <= _ORDERED_UP_TO:
+                if value(evaluation)[0] <= ORDER_MAY_GAIN * value(ranked[0][1])[0]:
                     rows[index] = self.ordered(proposal, evaluation, replace(_EFFORT, below_s=below_s))
                 break
         return tuple(sorted(rows, key=self._ranking.rank))
