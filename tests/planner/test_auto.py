@@ -270,6 +270,21 @@ def test_plans_that_differ_in_names_alone_have_their_order_searched_once(
     assert len({plan.stages for plan, _ in asked}) == len(asked)
 
 
+def test_plans_of_other_numbers_of_stages_and_sizes_of_micro_batches_have_their_order_searched_first(
+    case: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning = engine._Planning(case(blocks=6), JobSpec(global_batch=8), PlanOptions())
+    ranked = planning._answer("auto").ranked
+    for name, value in (("_FURTHER_GAINS", 100.0), ("_LESS_MISSES", 100.0), ("_IDLE", 100.0), ("_FURTHER_BEST", 0)):
+        monkeypatch.setattr(predict, name, value)
+    asked: list[tuple[Plan, object]] = []
+    orders_of(planning, monkeypatch, asked).further(ranked, ranked[0])
+    kinds = [(len(plan.stages), plan.stages[0].micro_batches[0].size) for plan, _ in asked]
+    unlike = list(dict.fromkeys(kinds))
+    assert 2 < len(unlike) < len(kinds), "some are alike in both"
+    assert kinds[: len(unlike)] == unlike
+
+
 def test_of_further_plans_the_best_few_have_their_order_searched_with_more_effort(
     case: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +297,8 @@ def test_of_further_plans_the_best_few_have_their_order_searched_with_more_effor
     efforts = [effort for _, effort in asked]
     assert len(efforts) > 4
     assert efforts == [predict._LESS.max_runs] * (len(efforts) - 2) + [predict._EFFORT.max_runs] * 2
-    assert [plan.stages for plan, _ in asked[-2:]] == [plan.stages for plan, _ in asked[:2]], "nothing was found"
+    seconds = [planning._evaluator(plan).step_s for plan, _ in asked]
+    assert seconds[-2:] == sorted(seconds[:-2])[:2], "nothing was found"
 
 
 def test_further_orders_make_the_answer_better(case: Callable[..., Profile], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,13 +193,12 @@ class _Planning:
         found = dict(answers)
         for name, (broken, _, value, _) in firsts.items():
             if broken == least[0] and value <= least[2] * (_BESIDE_GAIN if name in self._unasked else ORDER_MAY_GAIN):
-                before, started_s = answers[name].figures, time.perf_counter()
+                started_s = time.perf_counter()
                 best = min((one.ranked[0] for one in found.values() if one.ranked), key=self._ranking.rank)
                 # Of what is not shown, nothing else matters than whether it is the best.
                 below_s = self._ranking.below_s(best[1]) if name in self._unasked else math.inf
                 ranked = self._orders.first_ordered(answers[name].ranked, below_s)
-                figures = self._ranking.figures(ranked, before.plans, started_s - before.search_s)
-                found[name] = _Answer(figures=figures, ranked=ranked)
+                found[name] = self._improved(answers[name], ranked, started_s)
         return found
 
     def _best_in_one_site(self, known: _Answer | None) -> _Answer:
@@ -227,9 +226,13 @@ class _Planning:
         if not answer.ranked or len(self._request.devices) > _COMPARED_UP_TO:
             return dict(answers)
         more = self._orders.further(self._plain_seen(), answer.ranked[0])
-        ranked = tuple(sorted((*answer.ranked, *more), key=self._ranking.rank))
+        return {**answers, DEFAULT_STRATEGY: self._improved(answer, (*more, *answer.ranked), started_s)}
+
+    def _improved(self, answer: _Answer, rows: Ranked, started_s: float) -> _Answer:
+        """Return an answer with other rows, best first; the time since then counts as its search's."""
+        ranked = tuple(sorted(rows, key=self._ranking.rank))
         figures = self._ranking.figures(ranked, answer.figures.plans, started_s - answer.figures.search_s)
-        return {**answers, DEFAULT_STRATEGY: _Answer(figures=figures, ranked=ranked)}
+        return _Answer(figures=figures, ranked=ranked)
 
     def _plain_seen(self) -> Iterator[tuple[Proposal, Evaluation]]:
         """Yield every plan that was simulated, fits, and has nothing that has to be asked for."""
@@ -239,14 +242,13 @@ class _Planning:
 
     def _with_all_seen(self, answers: Mapping[str, _Answer]) -> dict[str, _Answer]:
         """Give the default strategy's answer the best plan that was simulated, whoever proposed it first."""
-        answer = answers[DEFAULT_STRATEGY]
+        started_s, answer = time.perf_counter(), answers[DEFAULT_STRATEGY]
         best = min(self._plain_seen(), key=self._ranking.rank, default=None)
         if best is None or (answer.ranked and self._ranking.rank(answer.ranked[0]) <= self._ranking.rank(best)):
             return dict(answers)
         reasons = ("Found beside the search: all plans that were simulated compete, whoever proposed them.",)
-        ranked = ((replace(best[0], reasons=reasons), best[1]), *answer.ranked)
-        figures = replace(self._ranking.figures(ranked, answer.figures.plans, 0.0), search_s=answer.figures.search_s)
-        return {**answers, DEFAULT_STRATEGY: _Answer(figures=figures, ranked=ranked)}
+        rows = ((replace(best[0], reasons=reasons), best[1]), *answer.ranked)
+        return {**answers, DEFAULT_STRATEGY: self._improved(answer, rows, started_s)}
 
     def _take(self, proposal: Proposal, ranked: list[tuple[Proposal, Evaluation]], refusals: list[str]) -> None:
         """Evaluate a proposal; add it to those that fit, or why it does not to the refusals."""

@@ -6,6 +6,7 @@ A plan may not fit over time where more messages wait than its in-flight limits 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from spantrain.core.plan import Plan, Stage
@@ -78,8 +79,9 @@ _ORDERED_UP_TO = 96
 """Devices in use up to which an order is searched for: with more it takes longer than the rest of planning."""
 _EFFORT, _LESS = (SearchEffort(max_runs=runs, max_actions=1_000 * runs) for runs in (60, 12))
 """What an order of work is searched with (with more, plans came out the same), and those of a few plans besides."""
-_FURTHER, _FURTHER_ACTIONS = 16, 2_000
-"""How many further plans have their order searched, and of how many actions in a step, all of them together."""
+_FURTHER, _FURTHER_ACTIONS, _FURTHER_ACTIONS_OF_ONE = 16, 2_000, 600
+"""How many further plans have their order searched, and of how many actions in a step, together and at most of one that
+counts (a search has an end), of those that are tried first and of the others."""
 _FURTHER_GAINS, _IDLE = 1.2, 0.9
 """By how much they may be over the best with the plain rule's orders, and for which part of its step their devices may
 work, in the mean: for more, and there is little to gain."""
@@ -124,44 +126,59 @@ class PlanOrders:
 
     def first_ordered(self, ranked: Ranked, below_s: float = math.inf) -> Ranked:
         """Search the order of the best plan that is small and whose schedule has one to search, if near the best."""
-        rows, value = list(ranked), self._ranking.value
-        for index, (proposal, evaluation) in enumerate(ranked):
-            plan = proposal.plan
-            if plan.hints is None and plan.schedule == "critical-path" and len(plan.devices) <= _ORDERED_UP_TO:
-                if value(evaluation)[0] <= ORDER_MAY_GAIN * value(ranked[0][1])[0]:
-                    rows[index] = self.ordered(proposal, evaluation, replace(_EFFORT, below_s=below_s))
-                break
-        return tuple(sorted(rows, key=self._ranking.rank))
+        most = ORDER_MAY_GAIN * self._ranking.value(ranked[0][1])[0]
+        searched = (row for row in ranked if row[0].plan.hints is None and row[0].plan.schedule == "critical-path")
+        first = next((row for row in searched if len(row[0].plan.devices) <= _ORDERED_UP_TO), None)
+        if first is None or self._ranking.value(first[1])[0] > most:
+            return ranked
+        return self.ordered(*first, replace(_EFFORT, below_s=below_s)), *(row for row in ranked if row is not first)
 
     def further(self, rows: Iterable[Row], best: Row) -> Ranked:
         """Return further plans with an order that was searched, of those that may be better than the best with one.
 
         They are unlike each other, and their devices wait for a while: with little effort first, then the best few with
-        all of it. What an order brings differs from plan to plan, by a tenth and more.
+        all of it. What an order brings differs from plan to plan, by a tenth and more, and most between plans of other
+        numbers of stages and sizes of micro-batches: the best of each of these is tried before all others.
         """
-        chosen, best_value = self._ranking.rank(best)[:2], self._ranking.value(best[1])[0]
+        tried = list[tuple[Row, Row]]()
+        for group in self._worth_trying(rows, best):
+            left, in_vain = _FURTHER_ACTIONS, 0
+            for row in group:
+                if left <= 0 or len(tried) >= _FURTHER or in_vain >= _FURTHER_IN_VAIN:
+                    break
+                actions = 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in row[0].plan.stages)
+                left -= min(actions, _FURTHER_ACTIONS_OF_ONE)
+                below_s = _LESS_MISSES * self._ranking.below_s(best[1])
+                tried.append((row, done := self.ordered(*row, replace(_LESS, below_s=below_s))))
+                in_vain = in_vain + 1 if self._misses(done, best) else 0
+                best = min(best, done, key=self._ranking.rank)
+        tried.sort(key=lambda entry: self._ranking.rank(entry[1]))
+        near = (row for row, done in tried if not self._misses(done, best) and _key(row[0].plan) not in self._found)
+        effort = replace(_EFFORT, below_s=self._ranking.below_s(best[1]))
+        return best, *(self.ordered(*row, effort) for row in islice(near, _FURTHER_BEST))
+
+    def _worth_trying(self, rows: Iterable[Row], best: Row) -> tuple[Ranked, Ranked]:
+        """Return, best first, the best plan of each number of stages and size of micro-batches, and the others."""
+        value, chosen = self._ranking.value, self._ranking.rank(best)[:2]
         plain = [row for row in rows if row[0].plan.hints is None and self._ranking.rank(row)[:2] == chosen]
-        plain.sort(key=self._ranking.rank)
-        tried, left, in_vain = dict[tuple[object, ...], tuple[Row, Row]](), _FURTHER_ACTIONS, 0
-        below_s = self._ranking.below_s(best[1])
-        effort, less = replace(_EFFORT, below_s=below_s), replace(_LESS, below_s=_LESS_MISSES * below_s)
-        for proposal, evaluation in plain:
-            value, least = (self._ranking.value(one)[0] for one in (evaluation, plain[0][1]))
-            spent = left <= 0 or len(tried) >= _FURTHER or in_vain >= _FURTHER_IN_VAIN
-            if spent or value > _FURTHER_GAINS * least:
-                break
+        least = min((value(evaluation)[0] for _, evaluation in plain), default=0.0)
+        looks: set[object] = {plan.stages for _, plan in self._found.values()}
+        firsts, others = dict[tuple[int, int], Row](), list[Row]()
+        for row in sorted(plain, key=self._ranking.rank):
+            (stages, seconds), bubble_ratio = (row[0].plan.stages, value(row[1])[0]), row[1].bubble_ratio
             # What differs in shares alone, and takes as long, is held up by the same devices.
-            looks = (structure_of(proposal.plan), f"{value:.5g}", *(one.first_unit for one in proposal.plan.stages))
-            waits = value * (1 - evaluation.bubble_ratio) < min(_IDLE * least, best_value)
-            if waits and looks not in tried and len(proposal.plan.stages) > 1:
-                left -= 3 * sum(len(stage.replicas) * len(stage.micro_batches) for stage in proposal.plan.stages)
-                done = self.ordered(proposal, evaluation, less)
-                tried[looks] = (proposal, evaluation), done
-                in_vain = 0 if self._ranking.value(done[1])[0] < _LESS_MISSES * best_value else in_vain + 1
-        found = sorted(tried.values(), key=lambda entry: self._ranking.rank(entry[1]))
-        near = [row for row, (_, done) in found if self._ranking.value(done)[0] < _LESS_MISSES * best_value]
-        new = [row for row in near if _key(row[0].plan) not in self._found]
-        return tuple(self.ordered(*row, effort) for row in new[:_FURTHER_BEST])
+            look = (structure_of(row[0].plan), f"{seconds:.5g}", *(stage.first_unit for stage in stages))
+            waits = seconds * (1 - bubble_ratio) < min(_IDLE * least, value(best[1])[0])
+            if seconds > _FURTHER_GAINS * least or not waits or len(stages) == 1 or look in looks or stages in looks:
+                continue
+            looks.add(look)
+            if firsts.setdefault((len(stages), stages[0].micro_batches[0].size), row) is not row:
+                others.append(row)
+        return tuple(firsts.values()), tuple(others)
+
+    def _misses(self, row: Row, best: Row) -> bool:
+        """Whether a plan whose order was searched with little effort is too far from the best for more of it."""
+        return self._ranking.value(row[1])[0] >= _LESS_MISSES * self._ranking.value(best[1])[0]
 
 
 _UP_TO = 96
