@@ -88,7 +88,7 @@ def test_a_step_whose_line_is_missing_has_one_with_its_loss(tmp_path):
         file.write("step", metrics(4, loss=4.0))
     found = [(line["event"], line["step"], line.get("loss")) for line in lines(tmp_path)]
     assert found == [("step", 1, 1.0), ("step", 2, 2.0), ("step", 3, 3.0), ("checkpoint", 3, None), ("step", 4, 4.0)]
-    with MetricsFile(tmp_path / "there", first_step=2, before=tmp_path / "none", tell=print, losses=(1.0, nan)):
+    with MetricsFile(tmp_path / "there", first_step=2, before=tmp_path / "none", tell=print, losses=(1.0, None)):
         pass
     assert lines(tmp_path / "there") == [
         {"event": "step", "step": n, "loss": loss} for n, loss in ((1, 1.0), (2, None))

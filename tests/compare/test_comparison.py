@@ -1,9 +1,12 @@
 """A real comparison in small: two sites, two devices, real workers, torch's own frameworks beside our runtime."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from spantrain.app.reporter import SilentReporter
@@ -17,11 +20,11 @@ from spantrain.errors import ConfigError
 from spantrain.models.catalog.catalog import resolve_model
 from spantrain.testbed.testbed import why_unavailable
 from spantrain_studies.comparison.compare import CompareRequest, compare
-from spantrain_studies.comparison.figures import ComparisonBounds
+from spantrain_studies.comparison.figures import CompareOutcome, ComparisonBounds
 from spantrain_studies.comparison.fit import SettingOverrides
 from spantrain_studies.comparison.methods import METHODS, methods_named
 from spantrain_studies.comparison.real import as_it_is, shared_text
-from spantrain_studies.comparison.show import method_table
+from spantrain_studies.comparison.show import CompareReporter, method_table
 from spantrain_studies.comparison.worker.reference import reference_losses, rounding_error
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,6 +52,10 @@ class Listener(SilentReporter):
     def __init__(self) -> None:
         self.shown: list[str] = []
         self.notes: list[str] = []
+        self.part: CompareOutcome | None = None
+
+    def ends_early(self, outcome: CompareOutcome) -> None:
+        self.part = outcome
 
     def show_scale(self, scale) -> None:
         self.scale = scale
@@ -122,6 +129,32 @@ def test_what_cannot_run_is_told_and_the_rest_goes_on(tmp_path):
     assert "3 samples" in outcome.refused["ddp"]
     assert any("ddp does not run here" in note for note in listener.notes)
     assert outcome.methods["torch-gpipe"].ratio_to_first == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_what_was_measured_before_a_comparison_ends_early_is_kept(tmp_path, by_signal, capsys, monkeypatch):
+    """On Ctrl-C, and where a worker is gone for good."""
+
+    def ends(self: CompareReporter, name: str, figures: object) -> None:
+        if by_signal:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            psutil.Process().children(recursive=True)[-1].kill()
+
+    monkeypatch.setattr(CompareReporter, "show_method", ends)
+    (tmp_path / "two.yaml").write_text(TWO)
+    place = ["--cluster", str(tmp_path / "two.yaml"), "--no-network", "--out", str(tmp_path / "out")]
+    words = "--model gpt2-tiny --methods torch-gpipe,torch-1f1b --steps 3 --like none --global-batch 4"
+    with pytest.raises(SystemExit) as end:
+        main(["compare", *place, *words.split(), "--emulated-speed", "0.02"])
+    told = capsys.readouterr()
+    assert end.value.code == (130 if by_signal else 1), told.err
+    assert "ended early" in told.out
+    document = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert list(document["methods"]) == ["torch-gpipe"]
+    assert document["is_complete"] is False
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ from spantrain.app.training.run_record import read_run_record
 from spantrain.config.artefacts import read_plan, write_plan
 from spantrain.core.plan import Replica, Stage
 from spantrain.core.span import Span
-from spantrain.errors import ConfigError, UsageError
+from spantrain.errors import ConfigError, UsageError, WorkerError
 from spantrain.library.callbacks import UserReporter
 from spantrain.models.build import whole_model
 from spantrain.models.data.choice import model_on_data, with_loss
@@ -156,6 +157,33 @@ def test_a_loop_whose_steps_are_all_done_keeps_what_it_has_trained(mine, tmp_pat
             session.step(batches[0])
         check_weights(session.state_dict(), plain_torch(mine, batches)[1])
         assert session.save() == tmp_path / "run/checkpoint/step-2"
+
+
+def test_in_float16_a_step_whose_forward_pass_overflows_is_skipped_and_in_float32_it_ends_the_run(mine, tmp_path):
+    """As `GradScaler` does; the steps behind it train as if it had not been, and a run goes on from there."""
+    batches = sampled(mine.Samples(48))[:4]
+    over = (batches[1][0] * torch.inf, batches[1][1])
+    losses, weights = plain_torch(mine, [batches[0], *batches[2:]])
+
+    def trained(out: Path, **precision: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+        given = arguments(out, max_steps=-1, **precision)
+        with spantrain.session(mine.build, mine.loss, ADAMW, args=given, measure=False) as session:
+            found = [session.step(batch) for batch in (batches[0], over, *batches[2:])]
+            session.save()
+            return found, session.state_dict()
+
+    found, state = trained(tmp_path / "half", fp16=True)
+    assert not math.isfinite(found.pop(1))
+    assert found == pytest.approx(losses, rel=HALF_TOLERANCE)
+    check_weights(state, weights, HALF_TOLERANCE)
+    kept = read_run_record(tmp_path / "half").losses
+    assert (kept[0], kept[1], len(kept)) == (found[0], None, 4)
+    again = arguments(tmp_path / "half", max_steps=-1, fp16=True, resume_from_checkpoint=True)
+    with spantrain.session(mine.build, mine.loss, ADAMW, args=again, measure=False) as session:
+        assert session.step(over) != found[0]
+        check_weights(session.state_dict(), state)
+    with pytest.raises(WorkerError, match=r"step 1: .*; training has diverged"):
+        trained(tmp_path / "whole")
 
 
 class OutOfPatience(Exception):

@@ -156,7 +156,7 @@ class _Acts(Record):
             device=victim,
             changes=found.plan_changes,
             steps=found.steps,
-            largest_loss_difference=max(abs(one - other) for one, other in pairs),
+            largest_loss_difference=max(abs((one or 0.0) - (other or 0.0)) for one, other in pairs),
             samples_per_s=found.samples_per_s,
         )
 

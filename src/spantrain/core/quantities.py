@@ -2,6 +2,8 @@
 
 import math
 import re
+import statistics
+from collections.abc import Iterable
 
 _NUMBER = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(\S.*?)?\s*")
 _BANDWIDTH = {
@@ -15,6 +17,17 @@ _BYTES = {
 }  # fmt: skip
 _FLOP_RATE = {"GFLOP/s": 1e9, "GFLOPS": 1e9, "TFLOP/s": 1e12, "TFLOPS": 1e12, "PFLOP/s": 1e15, "PFLOPS": 1e15}
 _POWER = {"W": 1.0, "kW": 1e3}
+
+
+def if_finite(value: float) -> float | None:
+    """Return a measured number; None if it is infinite or no number, for which files have none."""
+    return value if math.isfinite(value) else None
+
+
+def mean_of_finite(values: Iterable[float | None]) -> float:
+    """Return the mean of those that are finite; no number if none is."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return statistics.fmean(known) if known else math.nan
 
 
 def _parse(text: str | float, units: dict[str, float], example: str) -> float:

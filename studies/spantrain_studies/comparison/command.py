@@ -31,10 +31,11 @@ from spantrain.config.files.json_codec import render_json, to_json
 from spantrain.config.files.text_files import check_can_make, write_atomically
 from spantrain.core.quantities import parse_bandwidth
 from spantrain.core.records import LARGEST_NUMBER
-from spantrain.errors import ConfigError
+from spantrain.errors import ConfigError, SpanTrainError
 
 if TYPE_CHECKING:
     from spantrain_studies.comparison.compare import CompareRequest
+    from spantrain_studies.comparison.figures import CompareOutcome
 
 _MAX_SECONDS = 86_400.0
 _JSON_FILE, _PICTURE_FILE = "compare.json", "compare.svg"
@@ -153,15 +154,23 @@ def compare(asked: CompareArguments, _: typer.Context) -> None:
     from spantrain_studies.comparison.picture import draw_comparison
     from spantrain_studies.comparison.show import CompareReporter, show_comparison
 
+    def tell(outcome: "CompareOutcome") -> None:
+        document = to_json(outcome)
+        own = frozenset(name for name, method in METHODS.items() if method.kind is MethodKind.PLAN)
+        if asked.json_:
+            print_json(document)
+        else:
+            show_comparison(outcome)
+        write_atomically(out / _JSON_FILE, render_json(document) + "\n")
+        write_atomically(out / _PICTURE_FILE, draw_comparison(outcome, own))
+        typer.echo(f"Wrote {out / _JSON_FILE} and {out / _PICTURE_FILE}", err=True)
+
     options = PlaceOptions(no_network=asked.no_network).session(model=request.model)
-    with clean_interrupt("the comparison"), CompareReporter(tables=not asked.json_) as reporter:
-        outcome = run_comparison(request, options, reporter)
-    document = to_json(outcome)
-    own = frozenset(name for name, method in METHODS.items() if method.kind is MethodKind.PLAN)
-    if asked.json_:
-        print_json(document)
-    else:
-        show_comparison(outcome)
-    write_atomically(out / _JSON_FILE, render_json(document) + "\n")
-    write_atomically(out / _PICTURE_FILE, draw_comparison(outcome, own))
-    typer.echo(f"Wrote {out / _JSON_FILE} and {out / _PICTURE_FILE}", err=True)
+    try:
+        with clean_interrupt("the comparison"), CompareReporter(tables=not asked.json_) as reporter:
+            outcome = run_comparison(request, options, reporter)
+    except SpanTrainError:
+        if reporter.part is not None:
+            tell(reporter.part)
+        raise
+    tell(outcome)

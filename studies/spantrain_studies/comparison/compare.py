@@ -39,13 +39,14 @@ from spantrain_studies.comparison.figures import (
     MethodFigures,
     Scale,
     figures_of,
+    plan_text,
     steps_within,
     worth_trying,
 )
 from spantrain_studies.comparison.fit import Fitted, SettingOverrides, fit
 from spantrain_studies.comparison.layouts import Layout, layouts
 from spantrain_studies.comparison.methods import Method, MethodKind
-from spantrain_studies.comparison.real import as_it_is, refuse_mixed, refuse_scaling, shared_text
+from spantrain_studies.comparison.real import as_it_is, emulated_text, refuse_mixed, refuse_scaling, shared_text
 from spantrain_studies.comparison.runs import Runner, median_step_s
 from spantrain_studies.comparison.worker.orders import Framework
 from spantrain_studies.comparison.worker.reference import reference_losses, rounding_error
@@ -122,6 +123,9 @@ class CompareListener(Reporter):
     def show_method(self, name: str, figures: MethodFigures) -> None:
         """Show the row of a method, as far as it is known."""
 
+    def ends_early(self, outcome: CompareOutcome) -> None:
+        """Take what was measured where the rest is not: on Ctrl-C, or since a worker has gone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _MethodRun:
@@ -187,17 +191,28 @@ class _Comparison:
         self._listener.phase("The same steps in one process, for the losses")
         reference = reference_losses(self._request.model, self._job, self._batch)
         runs: dict[str, list[MeasuredRun]] = {name: [] for name in ways}
-        for number in range(self._request.rounds):
-            for name, way in ways.items():
-                if name not in self._refused and (run := self._run(number, name, way, runs[name])) is not None:
-                    runs[name].append(run)
-                    self._listener.show_method(name, self._figures(way, runs[name], None, reference))
+        try:
+            self._measure(ways, runs, reference)
+        except BaseException:
+            if any(runs.values()):
+                self._listener.ends_early(replace(self._outcome(ways, runs, reference), is_complete=False))
+            raise
         outcome = self._outcome(ways, runs, reference)
         if self._request.steps <= _FEW_STEPS:
             return outcome
         self._listener.phase("The same steps in one process, its batch cut otherwise, for what rounding makes of them")
         rounded = rounding_error(self._request.model, self._job, self._batch, reference)
         return replace(outcome, rounding_error=rounded)
+
+    def _measure(
+        self, ways: Mapping[str, _MethodRun], runs: Mapping[str, list[MeasuredRun]], reference: Sequence[float]
+    ) -> None:
+        """Run each method once a round, and add the runs to those of its name as they end."""
+        for number in range(self._request.rounds):
+            for name, way in ways.items():
+                if name not in self._refused and (run := self._run(number, name, way, runs[name])) is not None:
+                    runs[name].append(run)
+                    self._listener.show_method(name, self._figures(way, runs[name], None, reference))
 
     def _left_out(self) -> tuple[str, ...]:
         model = self._request.model
@@ -302,7 +317,7 @@ class _Comparison:
             adapted = replace(job, adapter=method.adapter)
             return self._runner.plan(plan, adapted, f"{method.name}-{number + 1}", warm_up_steps)
 
-        what = _plan_text(plan) + ("" if method.adapter == "off" else f", adapter {method.adapter}")
+        what = plan_text(plan) + ("" if method.adapter == "off" else f", adapter {method.adapter}")
         return _MethodRun(run=run, what=what, step_s_simulated=step_s, ours=True)
 
     def _attempt(self, name: str, run: Callable[[], MeasuredRun]) -> MeasuredRun | None:
@@ -372,28 +387,11 @@ class _Comparison:
                 cores=len(os.sched_getaffinity(0)),
             ),
             left_out=self._left_out(),
-            emulated=_emulated_text(cluster, self._session.network),
+            emulated=emulated_text(cluster, self._session.network),
         )
-
-
-def _emulated_text(cluster: Cluster, network: str) -> str:
-    links = "emulated (real TCP through a shaping router)" if network == "testbed" else network
-    count, cores = len(cluster.devices), len(os.sched_getaffinity(0))
-    devices = (
-        f"all {count} emulated, alike for every method (real computation, made-up time)"
-        if cluster.emulated
-        else f"all {count} real, a process with one thread each, on {cores} processors of this machine"
-    )
-    return f"devices: {devices}; links: {links}; gradients, losses, messages: real"
 
 
 def _alike(one: tuple[Plan, str], other: tuple[Plan, str]) -> bool:
     """Whether two plans with their adapters are the same run."""
     first, second = ((plan.stages, plan.schedule, plan.hints, adapter) for plan, adapter in (one, other))
     return first == second
-
-
-def _plan_text(plan: Plan) -> str:
-    sizes = [max(span.size for span in stage.micro_batches) for stage in plan.stages]
-    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
-    return f"{stages} on {len(plan.devices)} devices, micro-batches of {max(sizes)}, {plan.schedule}"

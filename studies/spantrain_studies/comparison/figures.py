@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from spantrain.app.profiling.slowing import SOUND_REAL_COMPUTE
 from spantrain.core.cluster import Cluster, Site
+from spantrain.core.plan import Plan
 from spantrain.errors import ConfigError
 
 
@@ -268,6 +269,8 @@ class CompareOutcome:
     rounding_error: float | None = None
     """The most by which one process's own losses differ where it cuts the batch otherwise; None: of few steps, which
     leave rounding as small as it is."""
+    is_complete: bool = True
+    """Whether all methods had all their rounds; False: it was ended before."""
 
 
 def figures_of(
@@ -350,3 +353,10 @@ def slowest_rate(cluster: Cluster) -> float | None:
     rates = [link.bandwidth_bytes_per_s for link in cluster.links]
     rates += [site.bandwidth_bytes_per_s for site in cluster.sites if len(site.hosts) > 1]
     return min(rates, default=None)
+
+
+def plan_text(plan: Plan) -> str:
+    """Return in short how a plan trains."""
+    sizes = [max(span.size for span in stage.micro_batches) for stage in plan.stages]
+    stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
+    return f"{stages} on {len(plan.devices)} devices, micro-batches of {max(sizes)}, {plan.schedule}"

@@ -79,3 +79,15 @@ def shared_text(devices: int) -> str:
         f"{devices} devices share {cores} processors: each computes in one thread, so steps take longer than "
         "on processors of their own, most where all compute at once; --devices-per-site leaves some out"
     )
+
+
+def emulated_text(cluster: Cluster, network: str) -> str:
+    """Return what of a comparison is emulated and what is real; `network` as the session has it."""
+    links = "emulated (real TCP through a shaping router)" if network == "testbed" else network
+    count, cores = len(cluster.devices), len(os.sched_getaffinity(0))
+    devices = (
+        f"all {count} emulated, alike for every method (real computation, made-up time)"
+        if cluster.emulated
+        else f"all {count} real, a process with one thread each, on {cores} processors of this machine"
+    )
+    return f"devices: {devices}; links: {links}; gradients, losses, messages: real"

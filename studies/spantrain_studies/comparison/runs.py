@@ -150,7 +150,7 @@ class Runner:
         real = [figures.real_compute_ratio for figures in outcome.devices.values()]
         return MeasuredRun(
             step_s=tuple(step.duration_s for step in listener.steps[warm_up_steps:]),
-            losses=outcome.losses,
+            losses=tuple(loss for loss in outcome.losses if loss is not None),
             utilisation={name: figures.utilisation for name, figures in outcome.devices.items()},
             peak_bytes={name: figures.peak_bytes or 0 for name, figures in outcome.devices.items()},
             real_compute_ratio=max(real) if plan.cluster.emulated else None,

@@ -16,9 +16,16 @@ _MARK = "*"
 class CompareReporter(TerminalReporter, CompareListener):
     """Also tells of the scale and of each method as it ends."""
 
+    part: CompareOutcome | None = None
+    """What was measured of a comparison that was ended early."""
+
     def __enter__(self) -> "CompareReporter":
         super().__enter__()
         return self
+
+    def ends_early(self, outcome: CompareOutcome) -> None:
+        """Keep what was measured."""
+        self.part = outcome
 
     def show_scale(self, scale: Scale) -> None:
         """Say what of the setting is not life-size."""
@@ -37,6 +44,8 @@ def show_comparison(outcome: CompareOutcome) -> None:
     setting = outcome.setting
     say(console, f"{setting.model} on {setting.cluster}, {setting.global_batch} samples a step; {setting.scale.text}")
     console.print(method_table(outcome))
+    if not outcome.is_complete:
+        say(console, "ended early: methods and rounds that it had not come to are left out", mark=_MARK)
     if any(not row.sound for row in outcome.methods.values()):
         say(
             console,

@@ -4,9 +4,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from math import inf, isfinite, nan
+from math import nan
 from pathlib import Path
-from statistics import fmean
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from spantrain.app.reporter import Reporter
@@ -14,6 +13,7 @@ from spantrain.app.training.trackers import TrackedRun, Trackers, tagged
 from spantrain.config.files.json_codec import to_json
 from spantrain.config.files.text_files import write_atomically
 from spantrain.core.checkpoint import SampleLedger
+from spantrain.core.quantities import if_finite, mean_of_finite
 from spantrain.core.records import Record
 from spantrain.errors import ConfigError
 from spantrain.runtime.checkpoint.manifest import MANIFEST_FILE, step_of
@@ -82,7 +82,7 @@ class MetricsFile:
 
     def __init__(
         self, folder: Path, *, first_step: int, before: Path | None, tell: Callable[[str], None],
-        losses: Sequence[float] = (),
+        losses: Sequence[float | None] = (),
     ) -> None:  # fmt: skip
         """Begin the file with what an earlier run wrote of the steps that are kept.
 
@@ -118,7 +118,7 @@ class MetricsFile:
         found = line if isinstance(line, Mapping) else asdict(line)
         fields = {name: value for name, value in found.items() if value is not None and value is not False}
         fields |= fields.pop("more", {})
-        fields = {name: None if value in (inf, -inf) or value != value else value for name, value in fields.items()}
+        fields = {name: if_finite(value) if isinstance(value, float) else value for name, value in fields.items()}
         assert self._file is not None, "it is open"
         try:
             self._file.write(json.dumps({"event": event, **fields}, ensure_ascii=False) + "\n")
@@ -155,11 +155,11 @@ def _lines(path: Path, steps_done: int) -> list[str]:
     return kept
 
 
-def _with_steps(lines: list[str], losses: Sequence[float]) -> list[str]:
+def _with_steps(lines: list[str], losses: Sequence[float | None]) -> list[str]:
     """Return lines, and one with the loss of each step that has none."""
     known = {(found["event"], found["step"]) for found in map(json.loads, lines) if "event" in found}
     more = [
-        json.dumps({"event": "step", "step": step, "loss": loss if isfinite(loss) else None}) + "\n"
+        json.dumps({"event": "step", "step": step, "loss": loss}) + "\n"
         for step, loss in enumerate(losses, 1)
         if ("step", step) not in known
     ]
@@ -305,7 +305,7 @@ class RunLog:
                 f"bubble_ratio/{name}": max(0.0, 1.0 - busy_s / outcome.duration_s)
                 for name, busy_s in outcome.busy_s.items()
             }
-            self._log(metrics.scalars() | {"loss": fmean(self._unlogged.values())}, metrics.step, more)
+            self._log(metrics.scalars() | {"loss": mean_of_finite(self._unlogged.values())}, metrics.step, more)
             self._logged_step = metrics.step
             self._unlogged.clear()
 

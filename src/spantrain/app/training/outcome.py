@@ -15,7 +15,7 @@ from spantrain.config.artefacts import write_plan
 from spantrain.config.files.json_codec import to_json
 from spantrain.core.plan import Plan
 from spantrain.core.planned.report import PlanReport
-from spantrain.core.quantities import format_bytes, format_seconds
+from spantrain.core.quantities import format_bytes, format_seconds, mean_of_finite
 from spantrain.core.records import Record
 from spantrain.core.shares import shares_of
 from spantrain.core.trace import Interval, Trace
@@ -203,8 +203,9 @@ class HeldOutLoss(Record):
 class TrainOutcome(Record):
     """What became of a run; the JSON that `spantrain train --json` ends with."""
 
-    losses: tuple[float, ...]
-    """Loss of every step since the first, those before a resume included."""
+    losses: tuple[float | None, ...]
+    """Loss of every step since the first, those before a resume included; None where it was not finite: float16 skips
+    such a step."""
     step_s_measured: float
     """Median over the steps of the last plan, after its first two, evaluations left out."""
     step_s_predicted: float
@@ -253,8 +254,8 @@ class TrainOutcome(Record):
 
     @property
     def training_loss(self) -> float:
-        """The mean over the steps since a resume."""
-        return statistics.fmean(self.losses[self.first_step :])
+        """The mean over the steps since a resume, of those whose loss is finite."""
+        return mean_of_finite(self.losses[self.first_step :])
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ class Resume(Record):
     """Folder of its checkpoint."""
     content: CheckpointContent
     """Its steps among it."""
-    losses: tuple[float, ...]
+    losses: tuple[float | None, ...]
     ledger: SampleLedger
     """Which samples were consumed."""
     held: CommitPoint | None = None

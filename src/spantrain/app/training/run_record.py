@@ -43,8 +43,8 @@ class RunRecord(Record):
     """What the run began with, if that is not as ever."""
     left_out: tuple[str, ...] = ()
     """What of the model as it was given was not done, a line each."""
-    losses: tuple[float, ...] = ()
-    """Of every step since the first, those before a resume included."""
+    losses: tuple[float | None, ...] = ()
+    """Of every step since the first, those before a resume included; None where it was not finite."""
 
     def __post_init__(self) -> None:
         if self.optimizer not in STATE_COPIES:

@@ -37,6 +37,7 @@ from spantrain.app.training.traced_run import RunNetwork
 from spantrain.app.watching.run_watch import RunWatch
 from spantrain.core.checkpoint import SampleLedger
 from spantrain.core.planned.report import PlanReport
+from spantrain.core.quantities import if_finite
 from spantrain.core.trace import Trace
 from spantrain.errors import ConfigError, UsageError, WorkerError
 from spantrain.planner.engine.predict import predict
@@ -256,7 +257,7 @@ class _RunOnSession:
     def _on_step(self, outcome: StepOutcome) -> None:
         self._outcomes.append(outcome)
         if outcome.loss is not None:
-            self._losses.append(outcome.loss)
+            self._losses.append(if_finite(outcome.loss))
         self._log.step(outcome, self._network.rates_at(outcome.closed_s))
         if self._hears_members:
             self._membership.look(self._running)

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from spantrain.core.job import TrainJob
 from spantrain.core.names import few
 from spantrain.core.plan import Plan
 from spantrain.core.profile import Profile
+from spantrain.core.quantities import if_finite
 from spantrain.core.trace import Trace
 from spantrain.errors import UsageError
 from spantrain.planner.engine.predict import predict
@@ -50,11 +50,11 @@ class Points:
     """A curve of as many steps as come, in few points: each second one goes where there are too many."""
 
     def __init__(self) -> None:
-        self.kept: list[tuple[int, float]] = []
+        self.kept: list[tuple[int, float | None]] = []
         self._stride = 1
-        self._last: tuple[int, float] | None = None
+        self._last: tuple[int, float | None] | None = None
 
-    def add(self, step: int, value: float) -> None:
+    def add(self, step: int, value: float | None) -> None:
         """Take the next one."""
         self._last = (step, value)
         while self.kept and self.kept[-1][0] >= step:  # steps that were not committed are done again
@@ -66,7 +66,7 @@ class Points:
             self.kept = [one for one in self.kept if one[0] % self._stride == 0]
 
     @property
-    def all(self) -> tuple[tuple[int, float], ...]:
+    def all(self) -> tuple[tuple[int, float | None], ...]:
         """Those that are kept, and the last."""
         return (*self.kept, *([self._last] if self._last and self._last not in self.kept[-1:] else []))
 
@@ -75,7 +75,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
     """Hears what a reporter hears, and passes it on; a context, over the whole run."""
 
     def __init__(
-        self, shown: Reporter, folder: Path, profile: Profile, job: TrainJob, losses: Sequence[float] = ()
+        self, shown: Reporter, folder: Path, profile: Profile, job: TrainJob, losses: Sequence[float | None] = ()
     ) -> None:
         """Pass on to `shown`; write into `folder` what there is to see of a run, which has these losses behind it."""
         self._shown, self._folder, self._profile, self._job = shown, folder, profile, job
@@ -125,7 +125,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
         """Take a step's figures."""
         self._shown.step(outcome, metrics, total_steps)
         self._outcome, self._metrics, self._done = outcome, metrics, metrics.step
-        self._losses.add(metrics.step, metrics.loss)
+        self._losses.add(metrics.step, if_finite(metrics.loss))
         self._durations.append(outcome.duration_s)
         for device, busy_s in outcome.busy_s.items():
             self._history[device].append((outcome.step, busy_s))
@@ -143,7 +143,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
     def evaluated_before(self, found: "Iterable[EvaluationMetrics]") -> None:
         """Take held-out losses that people have been told of, as of the run that goes on."""
         for metrics in found:
-            self._evaluations.add(metrics.step, metrics.eval_loss)
+            self._evaluations.add(metrics.step, if_finite(metrics.eval_loss))
 
     def saved(self, folder: str) -> None:
         """Take a checkpoint as an event."""
@@ -253,7 +253,7 @@ class RunWatch(Reporter, AbstractContextManager["RunWatch"]):
             step_s_forecast=predicted.step_s if predicted else None,
             tokens_per_s=metrics.tokens_per_s if metrics else None,
             losses=self._losses.all,
-            evaluations=tuple((step, loss if isfinite(loss) else None) for step, loss in self._evaluations.all),
+            evaluations=self._evaluations.all,
             sites=tuple(site.name for site in plan.cluster.sites),
             links=tuple(self._links(plan)),
             stages=tuple(

@@ -106,10 +106,9 @@ class RunView(Record):
     """Median of the last steps under the plan."""
     step_s_forecast: float | None
     tokens_per_s: float | None
-    losses: tuple[tuple[int, float], ...]
-    """(steps done, loss), of a long run not of every step."""
+    losses: tuple[tuple[int, float | None], ...]
+    """(steps done, loss), of a long run not of every step; None: it was no finite number."""
     evaluations: tuple[tuple[int, float | None], ...]
-    """None: it was no finite number."""
     sites: tuple[str, ...]
     links: tuple[SeenLink, ...]
     stages: tuple[SeenStage, ...]

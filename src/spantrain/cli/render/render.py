@@ -78,7 +78,8 @@ class TerminalReporter(DrawingReporter):
     def show_training(self, outcome: "TrainOutcome", plan: Plan, report: PlanReport) -> None:
         """Print the figures of a run."""
         self.close()
-        title = f"{outcome.steps} steps, {outcome.schedule}: loss {outcome.losses[0]:.4f} → {outcome.losses[-1]:.4f}"
+        first, last = ("no number" if one is None else f"{one:.4f}" for one in (outcome.losses[0], outcome.losses[-1]))
+        title = f"{outcome.steps} steps, {outcome.schedule}: loss {first} → {last}"
         run = Table("", "predicted", "measured", "difference", title=title)
         step_s = format_seconds(outcome.step_s_predicted), format_seconds(outcome.step_s_measured)
         run.add_row("step", *step_s, f"{outcome.prediction_error_ratio:+.1%}")

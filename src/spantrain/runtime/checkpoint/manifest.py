@@ -48,8 +48,8 @@ class Manifest(Record):
     """None where `plan` is None."""
     profile: str
     """Path of the profile that the plan was made from, or empty."""
-    losses: tuple[float, ...]
-    """Of every step so far, from the first."""
+    losses: tuple[float | None, ...]
+    """Of every step so far, from the first; None where it was not finite (float16), and the step skipped."""
     ledger: SampleLedger
     """Which samples were consumed."""
     scalars: Mapping[str, float] = field(default_factory=dict)

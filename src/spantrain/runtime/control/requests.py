@@ -287,6 +287,8 @@ class DeviceReport(OrderRequest[StepVerdict], name="commit_step"):
     """From the step's first action to the barrier, gradient sums included."""
     overflow: bool = False
     """Under float16: whether a gradient of this device is infinite or no number."""
+    loss_overflows: bool = False
+    """Under float16: whether the loss is; `loss_sum` is 0 then."""
     evaluation_loss_sum: float | None = None
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     """To each peer, in this step."""

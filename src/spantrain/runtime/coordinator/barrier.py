@@ -255,7 +255,7 @@ class StepBarrier:
             switch = SwitchReport(duration_s=max(one.duration_s for one in switches), received_bytes=received_bytes)
         return StepOutcome(
             step=step,
-            loss=self._mean([report.loss_sum for report in ordered]),
+            loss=self._mean([math.nan if report.loss_overflows else report.loss_sum for report in ordered]),
             evaluation_loss=self._mean([report.evaluation_loss_sum for report in ordered]),
             grad_norm=0.0 if skipped else math.sqrt(sum(report.grad_square or 0.0 for report in ordered)),
             duration_s=now_s - self._last_closed_s,

@@ -34,7 +34,7 @@ from spantrain.runtime.gradients.step_sums import Background, Parameters
 from spantrain.runtime.step.context import WorkerContext, WorkerLinks
 from spantrain.runtime.step.stage_member import StageMember, stage_executor
 from spantrain.runtime.worker.carry_on import LeftState
-from spantrain.runtime.worker.plan_part import PlanPart, make_plan_part, trained_of
+from spantrain.runtime.worker.plan_part import PlanPart, check_finite, make_plan_part, trained_of
 from spantrain.runtime.worker.trainer import TrainSession
 
 
@@ -179,6 +179,7 @@ class StaleSession(TrainSession):
 
     def _begin_end(self, step: int, loss_sum: float | None, evaluation: float | None) -> threading.Event:
         """Have a step's gradients summed and its update made, behind the ends of the steps before."""
+        check_finite(step, {"loss": loss_sum, "held-out loss": evaluation})
         report = self._figures(step, loss_sum, evaluation)
 
         def work() -> None:

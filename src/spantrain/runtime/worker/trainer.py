@@ -1,5 +1,6 @@
 """Trains one device's part of a plan: the worker's side of a training run."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -302,6 +303,7 @@ class TrainSession:
     def _commit(
         self, step: int, loss_sum: float | None, evaluation: float | None, *, overflow: bool = False
     ) -> StepVerdict:
+        check_finite(step, {"loss": None if overflow else loss_sum, "held-out loss": evaluation})
         report = self._figures(step, loss_sum, evaluation)
         self._switch_report = None
         return self._agreed(self._with_norm(report, self._part.updated, overflow=overflow))
@@ -329,16 +331,13 @@ class TrainSession:
         return replace(report, grad_square=square, overflow=overflow)
 
     def _figures(self, step: int, loss_sum: float | None, evaluation: float | None) -> DeviceReport:
-        """Return what is known when a step's actions are done here.
-
-        Raises:
-            WorkerError: a loss is infinite or no number.
-        """
-        check_finite(step, {"loss": loss_sum, "held-out loss": evaluation})
+        """Return what is known when a step's actions are done here."""
+        loss_overflows = loss_sum is not None and not math.isfinite(loss_sum)
         part, figures = self._part, self._recorder.figures
         self._overhead_s.extend(figures.overhead_s)
         return DeviceReport(
-            generation=part.plan.generation, step=step, loss_sum=loss_sum, grad_square=None, busy_s=figures.busy_s,
+            generation=part.plan.generation, step=step, loss_sum=0.0 if loss_overflows else loss_sum,
+            loss_overflows=loss_overflows, grad_square=None, busy_s=figures.busy_s,
             peak_held_samples=figures.peak_held_samples, duration_s=time.monotonic() - self._begun_s,
             evaluation_loss_sum=evaluation, sent_bytes=self._traffic.newly_sent(),
             data_digest=self._training.digest if step == self._since_step and part.reads_data else None,

@@ -23,6 +23,7 @@ from spantrain.config.files.parsing import parse_json
 from spantrain.config.files.text_files import locked_file, read_text, write_atomically
 from spantrain.core.checkpoint import CheckpointContent
 from spantrain.core.plan import Plan
+from spantrain.core.quantities import if_finite
 from spantrain.core.records import Record
 from spantrain.errors import ConfigError, PlanError, ProfileError
 from spantrain.recovery.policy import OnLoss, holds_all
@@ -51,7 +52,7 @@ class CommittedStep(Record):
     """A step that is committed."""
 
     step: int
-    loss: float
+    loss: float | None
     verdict: StepVerdict
     keepers: tuple[tuple[str, ...], ...]
     """Of each stage, those whose copies were whole."""
@@ -132,8 +133,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def committed(self, outcome: StepOutcome, verdict: StepVerdict) -> None:
         """Write a step, before any device hears of the verdict on it."""
         if outcome.loss is not None:
-            keepers = outcome.keepers
-            self.write(CommittedStep(step=outcome.step, loss=outcome.loss, verdict=verdict, keepers=keepers))
+            loss, keepers = if_finite(outcome.loss), outcome.keepers
+            self.write(CommittedStep(step=outcome.step, loss=loss, verdict=verdict, keepers=keepers))
 
     def saved(self, step: int, folder: Path) -> None:
         """Have the copy on another machine know of a checkpoint that is complete."""
