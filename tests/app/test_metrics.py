@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isnan, nan
+from math import isnan
 from types import SimpleNamespace
 
 import pytest
