@@ -6,7 +6,6 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from spantrain.app.reporter import SilentReporter
@@ -26,6 +25,7 @@ from spantrain_studies.comparison.methods import METHODS, methods_named
 from spantrain_studies.comparison.real import as_it_is, shared_text
 from spantrain_studies.comparison.show import CompareReporter, method_table
 from spantrain_studies.comparison.worker.reference import reference_losses, rounding_error
+from testing.runtime.kills import kill
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -141,7 +141,7 @@ def test_what_was_measured_before_a_comparison_ends_early_is_kept(tmp_path, by_s
         if by_signal:
             os.kill(os.getpid(), signal.SIGINT)
         else:
-            psutil.Process().children(recursive=True)[-1].kill()
+            kill(tmp_path / "out" / "logs" / "b.log")
 
     monkeypatch.setattr(CompareReporter, "show_method", ends)
     (tmp_path / "two.yaml").write_text(TWO)
