@@ -4,7 +4,7 @@ Random small cases: 2 to 6 devices of unequal kinds in 1 to 3 sites, 4 to 10 uni
 10 Mbit/s to 10 Gbit/s and 0 to 50 ms, memory tight in a third of them, that of hosts ample. On each, what the planner
 answers by default is compared with `exhaustive` (every plan that a proven bound does not rule out, simulated), and with
 what it answers for every other strategy; all by the same simulator. The order of work is searched for the best plan of
-each, of `auto` for one more, and for the best of up to four sizes of micro-batches. A ratio over 1 is slower than the
+each, and of `auto` for up to sixteen more (docs/planner.md). A ratio over 1 is slower than the
 optimum; answers may be under 1, since they have orders and micro-batches that `exhaustive` does not know.
 
 Like is compared with like: plans that divide gradients (`zero2`, `fsdp`) with those of `auto` where that is allowed,

@@ -278,7 +278,8 @@ def test_plans_of_other_numbers_of_stages_and_sizes_of_micro_batches_have_their_
     for name, value in (("_FURTHER_GAINS", 100.0), ("_LESS_MISSES", 100.0), ("_IDLE", 100.0), ("_FURTHER_BEST", 0)):
         monkeypatch.setattr(predict, name, value)
     asked: list[tuple[Plan, object]] = []
-    orders_of(planning, monkeypatch, asked).further(ranked, ranked[0])
+    more = orders_of(planning, monkeypatch, asked).further(ranked, ranked[0])
+    assert more == (), "what is known already is not given again"
     kinds = [(len(plan.stages), plan.stages[0].micro_batches[0].size) for plan, _ in asked]
     unlike = list(dict.fromkeys(kinds))
     assert 2 < len(unlike) < len(kinds), "some are alike in both"

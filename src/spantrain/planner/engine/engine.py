@@ -226,7 +226,7 @@ class _Planning:
         if not answer.ranked or len(self._request.devices) > _COMPARED_UP_TO:
             return dict(answers)
         more = self._orders.further(self._plain_seen(), answer.ranked[0])
-        return {**answers, DEFAULT_STRATEGY: self._improved(answer, (*more, *answer.ranked), started_s)}
+        return {**answers, DEFAULT_STRATEGY: self._improved(answer, (*answer.ranked, *more), started_s)}
 
     def _improved(self, answer: _Answer, rows: Ranked, started_s: float) -> _Answer:
         """Return an answer with other rows, best first; the time since then counts as its search's."""

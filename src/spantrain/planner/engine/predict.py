@@ -131,7 +131,8 @@ class PlanOrders:
         first = next((row for row in searched if len(row[0].plan.devices) <= _ORDERED_UP_TO), None)
         if first is None or self._ranking.value(first[1])[0] > most:
             return ranked
-        return self.ordered(*first, replace(_EFFORT, below_s=below_s)), *(row for row in ranked if row is not first)
+        rows = self.ordered(*first, replace(_EFFORT, below_s=below_s)), *(row for row in ranked if row is not first)
+        return tuple(sorted(rows, key=self._ranking.rank))
 
     def further(self, rows: Iterable[Row], best: Row) -> Ranked:
         """Return further plans with an order that was searched, of those that may be better than the best with one.
@@ -140,7 +141,7 @@ class PlanOrders:
         all of it. What an order brings differs from plan to plan, by a tenth and more, and most between plans of other
         numbers of stages and sizes of micro-batches: the best of each of these is tried before all others.
         """
-        tried = list[tuple[Row, Row]]()
+        tried, known = list[tuple[Row, Row]](), best
         for group in self._worth_trying(rows, best):
             left, in_vain = _FURTHER_ACTIONS, 0
             for row in group:
@@ -155,7 +156,8 @@ class PlanOrders:
         tried.sort(key=lambda entry: self._ranking.rank(entry[1]))
         near = (row for row, done in tried if not self._misses(done, best) and _key(row[0].plan) not in self._found)
         effort = replace(_EFFORT, below_s=self._ranking.below_s(best[1]))
-        return best, *(self.ordered(*row, effort) for row in islice(near, _FURTHER_BEST))
+        found = (best, *(self.ordered(*row, effort) for row in islice(near, _FURTHER_BEST)))
+        return tuple(sorted((row for row in found if row is not known), key=self._ranking.rank))
 
     def _worth_trying(self, rows: Iterable[Row], best: Row) -> tuple[Ranked, Ranked]:
         """Return, best first, the best plan of each number of stages and size of micro-batches, and the others."""
